@@ -1,0 +1,145 @@
+"""What the injected hooks call: `install(site, namespace, plan=, overlay=)`.
+
+Standard library only at module level: the hooks run for every model that imports vLLM's
+DeepSeek-V4 package. Everything that costs time or can fail waits for `activate`, which the first
+Vision-Exp config of a process triggers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from vision_exp import lazy
+
+MODEL_TYPE = "deepseek_v4"
+EPS_VARIABLE = "VISION_EXP_RMS_NORM_EPS"
+DISABLE_VARIABLE = "VISION_EXP_DISABLE"
+FORCED_EPS = 1e-6
+
+# Order of installation. Each has an idempotent install() that wraps through vision_exp.lazy.
+FEATURES = (
+    "registry",
+    "processor",
+    "messages",
+    "prompts",
+    "scheduling",
+    "step",
+    "visibility",
+    "routing_wiring",
+)
+
+logger = logging.getLogger("vllm.vision_exp")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What the hook of this process was written with: digests of the plan and the overlay."""
+
+    plan: str
+    overlay: str
+
+
+installed = Installed(plan="unknown", overlay="unknown")
+_activated = False
+_lock = threading.RLock()
+
+
+def _new_lock_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_lock_after_fork)
+
+
+def is_vision_exp(config: Any) -> bool:
+    """True for the config of a checkpoint with Vision-Exp's tower, never for V4.1's."""
+    return (
+        getattr(config, "model_type", None) == MODEL_TYPE
+        and (getattr(config, "vision_n_layers", 0) or 0) > 0
+        and getattr(config, "vision_config", None) is None
+    )
+
+
+def install(site: str, namespace: dict[str, Any], *, plan: str, overlay: str) -> None:
+    """Install the wrappers of one hook site ("config", "model", "dspark" or "mtp").
+
+    `namespace` is the patched module's globals(). Does nothing under VISION_EXP_DISABLE=1.
+    Raises ValueError for an unknown site.
+    """
+    global installed
+    if os.environ.get(DISABLE_VARIABLE, "0") not in ("", "0"):
+        return
+    installed = Installed(plan=plan, overlay=overlay)
+    if site == "config":
+        _install_config(namespace["DeepseekV4Config"])
+    elif site == "model":
+        _call("model", "install_model", namespace)
+        _call("routing_wiring", "install_model", namespace)
+    elif site in ("dspark", "mtp"):
+        _call("model", "install_draft", site, namespace)
+        _call("routing_wiring", "install_draft", site, namespace)
+    else:
+        raise ValueError(f"unknown hook site {site!r}")
+
+
+def _call(module: str, function: str, *args: Any) -> None:
+    try:
+        found = importlib.import_module(f"vision_exp.{module}")
+    except ModuleNotFoundError as error:
+        if error.name != f"vision_exp.{module}":
+            raise
+        return
+    getattr(found, function)(*args)
+
+
+def activate() -> None:
+    """Install every feature, once per process. Called for the first Vision-Exp config."""
+    global _activated
+    if _activated:
+        return
+    with _lock:
+        if _activated:
+            return
+        for module in FEATURES:
+            _call(module, "install")
+        _activated = True
+
+
+def _install_config(config_class: type) -> None:
+    lazy.wrap(config_class, "__init__", _config_init)
+    if "__setstate__" not in vars(config_class):
+        config_class.__setstate__ = _config_setstate  # type: ignore[attr-defined]
+
+
+def _config_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    if is_vision_exp(self):
+        prepare_config(self)
+        activate()
+
+
+def _config_setstate(self: Any, state: dict[str, Any]) -> None:
+    # The default of pickle and copy; the attributes were prepared in the sending process.
+    self.__dict__.update(state)
+    if is_vision_exp(self):
+        activate()
+
+
+def prepare_config(config: Any) -> None:
+    """Set what vLLM reads from the config of a multimodal model, before anything reads it."""
+    config.is_mm_prefix_lm = True
+    config.mm_prefix_clamp_sliding_window = True
+    if not hasattr(config, "image_token_index"):
+        config.image_token_index = 129264
+    eps = getattr(config, "rms_norm_eps", None)
+    if eps is not None and eps != FORCED_EPS and os.environ.get(EPS_VARIABLE) != "keep":
+        logger.info(
+            "[vision-exp] rms_norm_eps %g -> %g (%s=keep leaves it)", eps, FORCED_EPS, EPS_VARIABLE
+        )
+        config.rms_norm_eps = FORCED_EPS

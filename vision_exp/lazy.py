@@ -1,0 +1,143 @@
+"""Wrap functions of modules that may not be imported yet, without importing them.
+
+`when_imported` runs a callback right after a module's import; `wrap` replaces one function once.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.util
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+Callback = Callable[[ModuleType], None]
+
+_MARK = "__vision_exp_wrapper__"
+_ORIGINAL = "__vision_exp_original__"
+
+_lock = threading.RLock()
+_pending: dict[str, list[Callback]] = {}
+_done: set[tuple[str, Callback]] = set()
+
+
+def _new_lock_after_fork() -> None:
+    # Another thread of the parent may have held the lock at the moment of the fork.
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_lock_after_fork)
+
+
+def when_imported(module_name: str, callback: Callback) -> None:
+    """Run `callback(module)` once: now if `module_name` is imported, else right after its import.
+
+    Callbacks run in the order in which they were registered. An exception in a callback fails
+    the import that triggered it. The same (name, callback) pair registered again does nothing, so
+    pass a module-level function. Raises RuntimeError if the calling thread is itself in the
+    middle of importing that module: its names are not all bound, and no later moment is left.
+    """
+    with _lock:
+        if (module_name, callback) in _done or callback in _pending.get(module_name, ()):
+            return
+        module = sys.modules.get(module_name)
+        if module is None:
+            _pending.setdefault(module_name, []).append(callback)
+            if _finder not in sys.meta_path:
+                sys.meta_path.insert(0, _finder)
+            return
+    if _initializing(module):
+        # Another thread may be importing it: this waits for that thread.
+        module = importlib.import_module(module_name)
+        if _initializing(module):
+            raise RuntimeError(f"{module_name} is only partly imported and cannot be wrapped yet")
+    _run(module_name, callback, module)
+
+
+def _initializing(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _run(module_name: str, callback: Callback, module: ModuleType) -> None:
+    with _lock:
+        if (module_name, callback) in _done:
+            return
+        _done.add((module_name, callback))
+    try:
+        callback(module)
+    except BaseException:
+        _done.discard((module_name, callback))
+        raise
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing itself; adds the callbacks to the loader that the other finders return."""
+
+    def __init__(self) -> None:
+        self._busy = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        busy: set[str] = self._busy.__dict__.setdefault("names", set())
+        if fullname not in _pending or fullname in busy:
+            return None
+        busy.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            busy.discard(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            # Callbacks stay listed until the import succeeds, so a second attempt runs them too.
+            for callback in tuple(_pending.get(fullname, ())):
+                _run(fullname, callback, module)
+            with _lock:
+                _pending.pop(fullname, None)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_finder = _Finder()
+
+
+def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace `owner.name` by `wrapper(original, *args, **kwargs)`, once; return the original.
+
+    `owner` is a class or a module. Class and static methods stay such; for a class method,
+    `wrapper` gets the class as its second argument. Wrapping with the same `wrapper` again does
+    nothing (pass a module-level function); other wrappers stack. AttributeError if `name` is
+    missing.
+    """
+    found = inspect.getattr_static(owner, name)
+    kind = type(found) if isinstance(found, (staticmethod, classmethod)) else None
+    original = found.__func__ if kind else found
+    layer = original
+    while layer is not None:
+        if layer.__dict__.get(_MARK) is wrapper:
+            return layer.__dict__[_ORIGINAL]
+        layer = getattr(layer, "__wrapped__", None)
+        layer = layer if hasattr(layer, "__dict__") else None
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    setattr(wrapped, _MARK, wrapper)
+    setattr(wrapped, _ORIGINAL, original)
+    setattr(owner, name, kind(wrapped) if kind else wrapped)
+    return original
