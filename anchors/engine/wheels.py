@@ -1,0 +1,273 @@
+"""Read a few source files out of a release wheel on the package index, not the whole wheel.
+
+The index is whatever pip is configured to use; nothing here names a host.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import platform
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path, PurePosixPath
+
+JSON_INDEX = "application/vnd.pypi.simple.v1+json"
+TIMEOUT_S = 120
+
+# pip's own reading of its files, environment and defaults, printed as one JSON object.
+_PIP_OPTIONS = """
+import json
+from pip._internal.commands import create_command
+options, _ = create_command("download").parse_args(["any"])
+urls = [] if options.no_index else [options.index_url, *options.extra_index_urls]
+print(json.dumps({"urls": urls, "cert": options.cert, "proxy": options.proxy}))
+"""
+
+# What the anchors, the detection of native support and the root discovery read.
+_NEEDED = re.compile(
+    r"""vllm/(__init__|_version|version)\.py
+      | vllm/models/__init__\.py
+      | vllm/models/deepseek_v4/.*\.py
+      | vllm/model_executor/models/registry\.py
+      | vllm/tokenizers/deepseek_v4_encoding\.py
+      | vllm/transformers_utils/configs/(__init__|deepseek_v4)\.py
+      | [^/]+\.dist-info/(METADATA|WHEEL|top_level\.txt)""",
+    re.VERBOSE,
+)
+
+
+class WheelError(Exception):
+    """The index or a wheel could not be read. `hint` says what to run next."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One release's wheel as the index lists it."""
+
+    project: str
+    version: str
+    filename: str
+    url: str
+
+
+@dataclass(frozen=True)
+class _Index:
+    urls: tuple[str, ...]
+    cert: str | None
+    proxy: str | None
+
+
+def needed(name: str) -> bool:
+    """Whether this member of a vLLM wheel is one that judging a tree requires."""
+    return _NEEDED.fullmatch(name) is not None
+
+
+def releases(project: str = "vllm", versions: Iterable[str] | None = None) -> tuple[Wheel, ...]:
+    """One wheel for each final release, oldest first. WheelError names a version not found."""
+    index = _pip_index()
+    newest: dict[str, tuple[tuple[int, int], Wheel]] = {}
+    for filename, url in _listed(index, project):
+        found = _choice(project, filename, url)
+        if found and (found[1].version not in newest or found[0] > newest[found[1].version][0]):
+            newest[found[1].version] = found
+    wanted = sorted(newest, key=_version_key) if versions is None else list(versions)
+    missing = [version for version in wanted if version not in newest]
+    if missing or not wanted:
+        raise WheelError(
+            f"The package index lists no wheel of {project} {', '.join(missing)}".rstrip(),
+            f"See what it offers: {sys.executable} -m pip index versions {project}",
+        )
+    return tuple(newest[version][1] for version in wanted)
+
+
+def fetch(wheel: Wheel, dest: Path, wanted: Callable[[str], bool] = needed) -> Path:
+    """Put the wanted members of the wheel under `dest`, which appears complete or not at all."""
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as scratch:
+        tree = Path(scratch) / "tree"
+        tree.mkdir()
+        if not _fetch_ranges(wheel, tree, wanted):
+            _fetch_whole(wheel, Path(scratch), tree, wanted)
+        if not dest.exists():
+            tree.rename(dest)
+    return dest
+
+
+def _pip_index() -> _Index:
+    run = subprocess.run(
+        [sys.executable, "-c", _PIP_OPTIONS],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if run.returncode:
+        raise WheelError(
+            f"{sys.executable} has no pip, and pip's configuration says where the package index is",
+            f"{sys.executable} -m ensurepip",
+        )
+    options = json.loads(run.stdout)
+    return _Index(tuple(options["urls"]), options["cert"], options["proxy"] or None)
+
+
+def _listed(index: _Index, project: str) -> list[tuple[str, str]]:
+    """(file name, URL) of every file that the first index knowing the project lists."""
+    reasons = []
+    for base in index.urls:
+        page = f"{base.rstrip('/')}/{project}/"
+        try:
+            files = _read_page(index, page)
+        except OSError as error:
+            reasons.append(str(error))
+            continue
+        if files:
+            return files
+    raise WheelError(
+        f"No configured package index lists {project} ({'; '.join(reasons) or 'none configured'})",
+        f"Check the index: {sys.executable} -m pip config debug",
+    )
+
+
+def _read_page(index: _Index, page: str) -> list[tuple[str, str]]:
+    if page.startswith("file:"):
+        page += "index.html"
+    request = urllib.request.Request(page, headers={"Accept": f"{JSON_INDEX}, text/html;q=0.5"})
+    with _opener(index, request).open(request, timeout=TIMEOUT_S) as answer:
+        body = answer.read()
+        kind = answer.headers.get_content_type()
+        page = answer.url
+    if kind == JSON_INDEX:
+        pairs = [(item["filename"], item["url"]) for item in json.loads(body)["files"]]
+    else:
+        parser = _Anchors()
+        parser.feed(body.decode("utf-8", "replace"))
+        pairs = parser.pairs
+    return [(name, urllib.parse.urljoin(page, url)) for name, url in pairs]
+
+
+def _opener(index: _Index, request: urllib.request.Request) -> urllib.request.OpenerDirector:
+    """An opener with pip's certificate bundle, proxy and the credentials of the URL."""
+    bundle = index.cert or os.environ.get("REQUESTS_CA_BUNDLE")
+    context = ssl.create_default_context(cafile=bundle)
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    if index.proxy:
+        handlers.append(urllib.request.ProxyHandler({"http": index.proxy, "https": index.proxy}))
+    parts = urllib.parse.urlsplit(request.full_url)
+    if parts.username is not None:
+        login = (
+            f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+        )
+        request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
+        request.full_url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return urllib.request.build_opener(*handlers)
+
+
+class _Anchors(HTMLParser):
+    """(text, href) of each link of an HTML index page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs: list[tuple[str, str]] = []
+        self._href: str | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._href = dict(attrs).get("href") if tag == "a" else None
+
+    def handle_data(self, data: str) -> None:
+        if self._href:
+            self.pairs.append((data.strip(), self._href))
+            self._href = None
+
+
+def _choice(project: str, filename: str, url: str) -> tuple[tuple[int, int], Wheel] | None:
+    """The wheel and its preference: this machine's architecture first, then the build number."""
+    parts = filename.removesuffix(".whl").split("-")
+    if not filename.endswith(".whl") or len(parts) not in (5, 6):
+        return None
+    if parts[0].replace("_", "-").lower() != project or not re.fullmatch(r"\d+(\.\d+)*", parts[1]):
+        return None
+    build = int(re.match(r"\d*", parts[2]).group() or 0) if len(parts) == 6 else 0  # type: ignore[union-attr]
+    native = int(parts[-1].endswith(platform.machine()) or parts[-1] == "any")
+    return (native, build), Wheel(project, parts[1], filename, url)
+
+
+def _version_key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _fetch_ranges(wheel: Wheel, tree: Path, wanted: Callable[[str], bool]) -> bool:
+    """Fetch by HTTP ranges. False when nothing here reads them or the server refuses them."""
+    if not wheel.url.startswith("http"):
+        return False
+    try:
+        import remotezip
+        import requests
+    except ImportError:
+        return False
+    index = _pip_index()
+    with requests.Session() as session:
+        if index.cert:
+            session.verify = index.cert
+        if index.proxy:
+            session.proxies = {"http": index.proxy, "https": index.proxy}
+        try:
+            with remotezip.RemoteZip(
+                wheel.url, session=session, initial_buffer_size=1 << 20
+            ) as archive:
+                _unpack(archive, tree, wanted)
+        except remotezip.RangeNotSupported:
+            return False
+        except (requests.RequestException, remotezip.RemoteIOError) as error:
+            raise WheelError(
+                f"{wheel.filename} could not be read: {error}", "Run the command again."
+            ) from error
+    return True
+
+
+def _fetch_whole(wheel: Wheel, scratch: Path, tree: Path, wanted: Callable[[str], bool]) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
+    command += ["--dest", str(scratch), f"{wheel.project}=={wheel.version}"]
+    run = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    archives = list(scratch.glob("*.whl"))
+    if run.returncode or not archives:
+        cause = (run.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+        raise WheelError(
+            f"{wheel.filename} could not be downloaded: {cause}", "Run the command again."
+        )
+    with zipfile.ZipFile(archives[0]) as archive:
+        _unpack(archive, tree, wanted)
+
+
+def _unpack(archive: zipfile.ZipFile, tree: Path, wanted: Callable[[str], bool]) -> None:
+    for name in archive.namelist():
+        if not wanted(name):
+            continue
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise WheelError(f"A member of the wheel points outside it: {name}")
+        target = tree / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with archive.open(name) as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink)
