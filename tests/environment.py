@@ -35,7 +35,6 @@ TOOLS = (
     "safetensors",
     "pillow",
 )
-)
 # torch is pinned above (the wheel asks for a local build that an index may lack); its companions
 # are built for that other torch, and transformers fails at import beside a wrong torchvision.
 LEFT_OUT = re.compile(r"(torch|torchvision|torchaudio|torchcodec)\b", re.IGNORECASE)
