@@ -1,0 +1,159 @@
+"""How quick and how small the patcher is, as ratios measured in one run.
+
+    python bench/patcher.py [--rounds N] [--write-results]
+
+Two figures, each against a peer timed in the same rounds:
+  again   a second `apply`, and `status`, on an applied 0.29.0, over a bare Python that imports
+          hashlib, json and argparse. Wanted: at most 2.5, without importing LibCST
+  first   the first `apply` on 0.29.0, over a process that imports LibCST and parses each target
+          file once. Wanted: at most 3, with at most 150 MB of peak memory
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(REPO), str(REPO / "tests")]
+
+import hotfix_rig  # noqa: E402 (the path is set above)
+
+RELEASE = "0.29.0"
+BARE = "import hashlib, json, argparse"
+PARSE = """
+import sys, pathlib, libcst
+for path in sys.argv[1:]:
+    libcst.parse_module(pathlib.Path(path).read_bytes())
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process: wall-clock seconds and peak resident memory in MB."""
+
+    seconds: float
+    peak_mb: float
+
+
+def timed(command: list[str], environment: dict[str, str]) -> Run:
+    start = time.perf_counter()
+    child = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(child.pid, 0)
+    seconds = time.perf_counter() - start
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"exit {child.returncode}: {' '.join(command)}")
+    return Run(seconds, usage.ru_maxrss / 1024)
+
+
+def measure(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
+    """Medians of `rounds` rounds; in each round every contender runs once, one after the other."""
+    rig = hotfix_rig.make(folder, RELEASE)
+    interpreter = [sys.executable, "-B"]
+
+    def hotfix(*words: str) -> list[str]:
+        return [*interpreter, str(hotfix_rig.HOTFIX), *rig.arguments(*words)]
+
+    rig.run("apply")
+    targets = [str(rig.root / file["path"]) for file in rig.run("--json", "status").json["files"]]
+    targets = [path for path in targets if Path(path).exists()]
+    rig.run("revert")
+
+    contenders: dict[str, tuple[list[str], Callable[[], object]]] = {
+        "parse": ([*interpreter, "-c", PARSE, *targets], lambda: None),
+        "first apply": (hotfix("apply"), lambda: rig.run("revert")),
+        "bare": ([*interpreter, "-c", BARE], lambda: rig.run("apply")),
+        "second apply": (hotfix("apply"), lambda: None),
+        "status": (hotfix("status"), lambda: None),
+    }
+    runs: dict[str, list[Run]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, (command, prepare) in contenders.items():
+            prepare()
+            runs[name].append(timed(command, rig.environment))
+    return {
+        name: {
+            "seconds": statistics.median(run.seconds for run in many),
+            "peak_mb": max(run.peak_mb for run in many),
+        }
+        for name, many in runs.items()
+    }
+
+
+def figures(medians: dict[str, dict[str, float]]) -> list[tuple[str, float, float]]:
+    """(what, measured, most that is wanted)."""
+
+    def ratio(name: str, peer: str) -> float:
+        return medians[name]["seconds"] / medians[peer]["seconds"]
+
+    return [
+        ("second apply / bare Python", ratio("second apply", "bare"), 2.5),
+        ("status / bare Python", ratio("status", "bare"), 2.5),
+        ("first apply / import LibCST and parse", ratio("first apply", "parse"), 3.0),
+        ("first apply, peak memory in MB", medians["first apply"]["peak_mb"], 150.0),
+    ]
+
+
+def machine() -> dict[str, str]:
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.split(":")[1] for line in info.read_text().splitlines() if "model name" in line
+        ]
+        model = names[0].strip() if names else model
+    return {
+        "cpu": f"{os.cpu_count()} x {model}",
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument(
+        "--write-results", action="store_true", help="keep the figures in bench/results/"
+    )
+    options = parser.parse_args()
+
+    with tempfile.TemporaryDirectory() as folder:
+        medians = measure(Path(folder) / "rig", options.rounds)
+    found = figures(medians)
+    report = {
+        "date": datetime.date.today().isoformat(),
+        "vllm": RELEASE,
+        "rounds": options.rounds,
+        "machine": machine(),
+        "medians": medians,
+        "figures": {what: round(value, 2) for what, value, _ in found},
+    }
+    print(", ".join(report["machine"].values()), f"{options.rounds} rounds", sep=", ")  # type: ignore[attr-defined]
+    for what, value, limit in found:
+        verdict = "" if value <= limit else "   MISSED"
+        print(f"{what:40} {value:7.2f}   wanted: at most {limit:g}{verdict}")
+    if options.write_results:
+        target = REPO / "bench" / "results" / f"patcher-{report['date']}.json"
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(json.dumps(report, indent=2) + "\n")
+    return int(any(value > limit for _, value, limit in found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
