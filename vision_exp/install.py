@@ -1,8 +1,8 @@
 """What the injected hooks call: `install(site, namespace, plan=, overlay=)`.
 
-Standard library only at module level: the hooks run for every model that imports vLLM's
-DeepSeek-V4 package. Everything that costs time or can fail waits for `activate`, which the first
-Vision-Exp config of a process triggers.
+Standard library only at module level (config and lazy need nothing else): the hooks run for every
+model that imports vLLM's DeepSeek-V4 package. Everything that costs time or can fail waits for
+`activate`, which the first Vision-Exp config of a process triggers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vision_exp import lazy
+from vision_exp.config import is_vision_exp
 
-MODEL_TYPE = "deepseek_v4"
 EPS_VARIABLE = "VISION_EXP_RMS_NORM_EPS"
 DISABLE_VARIABLE = "VISION_EXP_DISABLE"
 FORCED_EPS = 1e-6
@@ -24,7 +24,6 @@ FORCED_EPS = 1e-6
 # Order of installation. Each has an idempotent install() that wraps through vision_exp.lazy.
 FEATURES = (
     "registry",
-    "processor",
     "messages",
     "prompts",
     "scheduling",
@@ -32,6 +31,11 @@ FEATURES = (
     "visibility",
     "routing_wiring",
 )
+
+# Each has install_model(namespace) and install_draft(site, namespace).
+MODEL_FEATURES = ("model", "routing_wiring")
+
+SITES = ("config", "model", "dspark", "mtp")
 
 logger = logging.getLogger("vllm.vision_exp")
 
@@ -46,6 +50,7 @@ class Installed:
 
 installed = Installed(plan="unknown", overlay="unknown")
 _activated = False
+_model_sites: dict[str, dict[str, Any]] = {}
 _lock = threading.RLock()
 
 
@@ -57,35 +62,49 @@ def _new_lock_after_fork() -> None:
 os.register_at_fork(after_in_child=_new_lock_after_fork)
 
 
-def is_vision_exp(config: Any) -> bool:
-    """True for the config of a checkpoint with Vision-Exp's tower, never for V4.1's."""
-    return (
-        getattr(config, "model_type", None) == MODEL_TYPE
-        and (getattr(config, "vision_n_layers", 0) or 0) > 0
-        and getattr(config, "vision_config", None) is None
-    )
-
-
 def install(site: str, namespace: dict[str, Any], *, plan: str, overlay: str) -> None:
     """Install the wrappers of one hook site ("config", "model", "dspark" or "mtp").
 
-    `namespace` is the patched module's globals(). Does nothing under VISION_EXP_DISABLE=1.
-    Raises ValueError for an unknown site.
+    `namespace` is the patched module's globals(). Until the process has seen a Vision-Exp config,
+    model sites are only remembered: other models import these modules too. Does nothing under
+    VISION_EXP_DISABLE=1. Raises ValueError for an unknown site.
     """
     global installed
+    if site not in SITES:
+        raise ValueError(f"unknown hook site {site!r}")
     if os.environ.get(DISABLE_VARIABLE, "0") not in ("", "0"):
         return
     installed = Installed(plan=plan, overlay=overlay)
     if site == "config":
         _install_config(namespace["DeepseekV4Config"])
-    elif site == "model":
-        _call("model", "install_model", namespace)
-        _call("routing_wiring", "install_model", namespace)
-    elif site in ("dspark", "mtp"):
-        _call("model", "install_draft", site, namespace)
-        _call("routing_wiring", "install_draft", site, namespace)
-    else:
-        raise ValueError(f"unknown hook site {site!r}")
+        return
+    with _lock:
+        _model_sites[site] = namespace
+        if _activated:
+            _install_model_site(site, namespace)
+
+
+def activate() -> None:
+    """Install every feature, once per process. Called for each Vision-Exp config."""
+    global _activated
+    if _activated:
+        return
+    with _lock:
+        if _activated:
+            return
+        for module in FEATURES:
+            _call(module, "install")
+        for site, namespace in _model_sites.items():
+            _install_model_site(site, namespace)
+        _activated = True
+
+
+def _install_model_site(site: str, namespace: dict[str, Any]) -> None:
+    for module in MODEL_FEATURES:
+        if site == "model":
+            _call(module, "install_model", namespace)
+        else:
+            _call(module, "install_draft", site, namespace)
 
 
 def _call(module: str, function: str, *args: Any) -> None:
@@ -96,19 +115,6 @@ def _call(module: str, function: str, *args: Any) -> None:
             raise
         return
     getattr(found, function)(*args)
-
-
-def activate() -> None:
-    """Install every feature, once per process. Called for the first Vision-Exp config."""
-    global _activated
-    if _activated:
-        return
-    with _lock:
-        if _activated:
-            return
-        for module in FEATURES:
-            _call(module, "install")
-        _activated = True
 
 
 def _install_config(config_class: type) -> None:

@@ -1,0 +1,102 @@
+"""Runs the tower over the images of a step, and merges rows into embeddings. No host sync."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def encode_images(
+    model: Any,
+    *,
+    spread: bool,
+    patches: torch.Tensor,
+    vit_grid: torch.Tensor,
+    llm_grid: torch.Tensor,
+    perm: torch.Tensor,
+) -> list[torch.Tensor]:
+    """Aligner rows of each image, (h * w, hidden), in the order of its IMAGE tokens.
+
+    Grids are (images, 2) on the host. `spread`: each tensor-parallel rank encodes a share of the
+    images with its full copy of the tower, and all ranks get all rows.
+    """
+    grids = [(int(h), int(w)) for h, w in vit_grid.tolist()]
+    counts = [h * w for h, w in llm_grid.tolist()]
+    pieces = patches.split([h * w for h, w in grids])
+    rows = _spread(model, pieces, grids, counts) if spread else _run(model, pieces, grids)
+    return [one.index_select(0, order) for one, order in zip(rows, perm.split(counts), strict=True)]
+
+
+def _run(
+    model: Any, pieces: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]
+) -> list[torch.Tensor]:
+    done = []
+    for piece, grid in zip(pieces, grids, strict=True):
+        done.append(model.aligner(model.vision(piece, grid), grid))
+    return done
+
+
+def shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Image numbers for each rank: largest first, each to the rank with the least work."""
+    loads = [0] * ranks
+    given: list[list[int]] = [[] for _ in range(ranks)]
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        rank = loads.index(min(loads))
+        given[rank].append(index)
+        loads[rank] += sizes[index]
+    return given
+
+
+def _spread(
+    model: Any,
+    pieces: Sequence[torch.Tensor],
+    grids: Sequence[tuple[int, int]],
+    counts: Sequence[int],
+) -> list[torch.Tensor]:
+    from vllm.distributed import (
+        get_tensor_model_parallel_rank,
+        get_tensor_model_parallel_world_size,
+        tensor_model_parallel_all_gather,
+    )
+
+    given = shares([len(piece) for piece in pieces], get_tensor_model_parallel_world_size())
+    mine = given[get_tensor_model_parallel_rank()]
+    rows = _run(model, [pieces[i] for i in mine], [grids[i] for i in mine])
+    # Every rank contributes a block of the same height, padded below.
+    height = max(sum(counts[i] for i in share) for share in given)
+    hidden = model.config.hidden_size
+    block = model.image_start.new_zeros((height, hidden))
+    if rows:
+        block[: sum(len(one) for one in rows)] = torch.cat(rows)
+    gathered = tensor_model_parallel_all_gather(block, dim=0)
+    result: list[torch.Tensor] = [gathered] * len(pieces)
+    for rank, share in enumerate(given):
+        start = rank * height
+        for index in share:
+            result[index] = gathered[start : start + counts[index]]
+            start += counts[index]
+    return result
+
+
+def merge_rows(embeds: torch.Tensor, rows: Any, is_multimodal: torch.Tensor | None) -> torch.Tensor:
+    """`embeds` (tokens, hidden) with the k-th marked row replaced by the k-th of `rows`.
+
+    `rows`: tensor or sequence of tensors, (n, hidden) in all. `is_multimodal`: bool (tokens,), on
+    the host or the device; neither is waited for. ValueError if a mask on the host does not mark
+    n rows; on the device that cannot be seen without waiting.
+    """
+    if is_multimodal is None:
+        raise ValueError("image embeddings need the mask of their positions")
+    flat = rows.flatten(0, -2) if isinstance(rows, torch.Tensor) else torch.cat(tuple(rows))
+    if is_multimodal.device.type == "cpu":
+        marked = int(is_multimodal.sum())
+        if marked != len(flat):
+            raise ValueError(f"{len(flat)} image embeddings for {marked} positions")
+    if not len(flat):
+        return embeds
+    mask = is_multimodal.to(embeds.device, non_blocking=True)
+    source = (mask.cumsum(0) - 1).clamp(0, len(flat) - 1)
+    picked = flat.to(embeds.dtype).index_select(0, source)
+    return torch.where(mask.unsqueeze(-1), picked, embeds)

@@ -1,0 +1,68 @@
+"""Decides per config whether a DeepSeek-V4 checkpoint is multimodal, in vLLM's registry's answers.
+
+vLLM's class `DeepseekV4ForCausalLM` serves text-only checkpoints too, so its attributes stay stock.
+For the config of a Vision-Exp checkpoint the registry answers with a subclass and with a model info
+that says "multimodal"; for every other config it answers what it always did. The `modelinfos` disk
+cache holds the stock answer in both cases and cannot go stale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+from vision_exp import lazy
+from vision_exp.config import VisionConfig, is_vision_exp
+
+ARCHITECTURE = "DeepseekV4ForCausalLM"
+
+_ANSWERS = {
+    "supports_multimodal": True,
+    "requires_raw_input_tokens": True,
+    # Without it ModelConfig turns --mm-encoder-tp-mode data into weights, with a warning only.
+    "supports_multimodal_encoder_tp_data": True,
+}
+
+
+class VisionConfigError(RuntimeError):
+    """A checkpoint's vision config or tokenizer that this overlay cannot serve.
+
+    No ValueError: vLLM takes those from a processing info for "no images" and goes on text-only.
+    """
+
+
+def install() -> None:
+    """Wrap the registry's two answers. Idempotent; imports nothing."""
+    lazy.when_imported("vllm.model_executor.models.registry", _wrap_registry)
+
+
+def _wrap_registry(module: ModuleType) -> None:
+    lazy.wrap(module._ModelRegistry, "inspect_model_cls", _inspect_model_cls)
+    lazy.wrap(module._ModelRegistry, "resolve_model_cls", _resolve_model_cls)
+
+
+def _inspect_model_cls(original: Any, self: Any, architectures: Any, model_config: Any) -> Any:
+    info, architecture = original(self, architectures, model_config)
+    if architecture == ARCHITECTURE and is_vision_exp(model_config.hf_config):
+        read_config(model_config.hf_config)
+        known = {field.name for field in dataclasses.fields(info)}
+        info = dataclasses.replace(info, **{k: v for k, v in _ANSWERS.items() if k in known})
+    return info, architecture
+
+
+def _resolve_model_cls(original: Any, self: Any, architectures: Any, model_config: Any) -> Any:
+    model_class, architecture = original(self, architectures, model_config)
+    if architecture == ARCHITECTURE and is_vision_exp(model_config.hf_config):
+        from vision_exp.model import vision_class
+
+        model_class = vision_class(model_class)
+    return model_class, architecture
+
+
+def read_config(hf_config: Any) -> VisionConfig:
+    """The vision part of a Vision-Exp config. Raises VisionConfigError naming the bad key."""
+    try:
+        return VisionConfig.from_hf_config(hf_config)
+    except ValueError as error:
+        raise VisionConfigError(f"vision config of this checkpoint: {error}") from error
