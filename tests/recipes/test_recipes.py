@@ -20,39 +20,35 @@ MOD = "deepseek-v4-vision-exp"
 MODEL = "deepseek-ai/DeepSeek-V4-Flash-Vision-Exp"
 
 # Keys that each launcher knows; it ignores others without a word.
-EUGR_KEYS = set(
-    [
-        "recipe_version",
-        "name",
-        "description",
-        "container",
-        "command",
-        "model",
-        "mods",
-        "defaults",
-        "env",
-        "build_args",
-        "cluster_only",
-        "solo_only",
-    ]
-)
-SPARKRUN_KEYS = set(
-    [
-        "recipe_version",
-        "model",
-        "runtime",
-        "container",
-        "min_nodes",
-        "max_nodes",
-        "metadata",
-        "defaults",
-        "env",
-        "command",
-        "pre_exec",
-        "mods",
-        "executor_config",
-    ]
-)
+EUGR_KEYS = {
+    "recipe_version",
+    "name",
+    "description",
+    "container",
+    "command",
+    "model",
+    "mods",
+    "defaults",
+    "env",
+    "build_args",
+    "cluster_only",
+    "solo_only",
+}
+SPARKRUN_KEYS = {
+    "recipe_version",
+    "model",
+    "runtime",
+    "container",
+    "min_nodes",
+    "max_nodes",
+    "metadata",
+    "defaults",
+    "env",
+    "command",
+    "pre_exec",
+    "mods",
+    "executor_config",
+}
 # The eugr launcher adds these itself.
 LAUNCHER_FLAGS = {
     "--distributed-executor-backend",
