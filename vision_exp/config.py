@@ -1,0 +1,103 @@
+"""The vision part of a checkpoint's configuration, read once and checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MODEL_TYPE = "deepseek_v4"
+
+#: The smallest budget that still holds one column of two rows, its newlines, START, END and pads.
+_MIN_BUDGET = 9
+
+
+def is_vision_exp(hf_config: object) -> bool:
+    """Whether a HF config belongs to a checkpoint with the Vision-Exp tower.
+
+    Text-only DeepSeek-V4 has no ``vision_n_layers`` or 0. DeepSeek-V4.1 nests a ``vision_config``
+    and follows other rules, so it is never taken. A ``vision_n_layers`` of another kind counts as
+    vision: VisionConfig.from_hf_config then names it, instead of the tower silently going missing.
+    """
+    return (
+        getattr(hf_config, "model_type", None) == MODEL_TYPE
+        and getattr(hf_config, "vision_config", None) is None
+        and getattr(hf_config, "vision_n_layers", None) not in (None, 0)
+    )
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """Sizes and limits of the tower, the aligner and the image transform.
+
+    Lengths are in pixels (``patch_size``, ``min_pixels``), patches (``downsample_ratio``) or tokens
+    (``max_n_token``, leading pads included). ``hidden_size`` is the language model's width.
+    """
+
+    n_layers: int
+    dim: int
+    n_heads: int
+    inter_dim: int
+    patch_size: int
+    rope_theta: float
+    downsample_ratio: int
+    max_n_token: int
+    min_pixels: int
+    max_wh_ratio: float
+    hidden_size: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @classmethod
+    def from_hf_config(cls, hf_config: object) -> VisionConfig:
+        """Read a HF config (attributes). Raises ValueError that names the key it cannot use."""
+
+        def integer(key: str, least: int) -> int:
+            value = _get(hf_config, key)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"config.json: {key} must be a whole number, got {value!r}")
+            if value < least:
+                raise ValueError(f"config.json: {key} must be at least {least}, got {value!r}")
+            return value
+
+        def number(key: str, least: float) -> float:
+            value = _get(hf_config, key)
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                raise ValueError(f"config.json: {key} must be a number, got {value!r}")
+            if not math.isfinite(value) or value < least:
+                raise ValueError(f"config.json: {key} must be at least {least:g}, got {value!r}")
+            return value
+
+        config = cls(
+            n_layers=integer("vision_n_layers", 1),
+            dim=integer("vision_dim", 1),
+            n_heads=integer("vision_n_heads", 1),
+            inter_dim=integer("vision_inter_dim", 1),
+            patch_size=integer("vision_patch_size", 1),
+            rope_theta=number("vision_rope_theta", 1.0),
+            downsample_ratio=integer("vision_downsample_ratio", 1),
+            max_n_token=integer("vision_max_n_token", _MIN_BUDGET),
+            min_pixels=integer("vision_min_pixels", 1),
+            max_wh_ratio=number("vision_max_wh_ratio", 1.0),
+            hidden_size=integer("hidden_size", 1),
+        )
+        if config.dim % config.n_heads:
+            raise ValueError(
+                f"config.json: vision_dim {config.dim} is no multiple of "
+                f"vision_n_heads {config.n_heads}"
+            )
+        if config.head_dim % 4:
+            # Rotary pairs (i, i + head_dim / 2): one half turns by row, the other by column.
+            raise ValueError(
+                f"config.json: vision_dim / vision_n_heads = {config.head_dim} "
+                "is no multiple of 4, as the two-dimensional rotary embedding needs"
+            )
+        return config
+
+
+def _get(hf_config: object, key: str) -> object:
+    value = getattr(hf_config, key, None)
+    if value is None:
+        raise ValueError(f"config.json: {key} is missing")
+    return value
