@@ -47,8 +47,8 @@ SENTINEL_LAST = SENTINEL_FIRST + len(TokenType) - 1
 class Block:
     """One image block in prompt order.
 
-    ``types``: int8 (length,), values of TokenType. ``perm``: int32 (h * w,); the k-th IMAGE position
-    of the block takes row ``perm[k]`` of the aligner's output, which is in raster order.
+    ``types``: int8 (length,), values of TokenType. ``perm``: int32 (h * w,); the k-th IMAGE
+    position of the block takes row ``perm[k]`` of the aligner's output, which is in raster order.
     """
 
     types: torch.Tensor
@@ -67,7 +67,7 @@ def core_length(llm_grid: tuple[int, int]) -> int:
 
 
 def block_length(llm_grid: tuple[int, int], start_pos: int) -> int:
-    """Tokens of the whole block of an ``(h, w)`` LLM grid that begins at prompt position ``start_pos``.
+    """Tokens of the whole block of an ``(h, w)`` LLM grid beginning at position ``start_pos``.
 
     Raises ValueError on a side below 1 or a negative position.
     """
