@@ -1,0 +1,76 @@
+"""The preview shows what the tower gets, and costs what the layout says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vision_exp import preview
+from vision_exp.image import image_to_patches
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def picture(width: int, height: int) -> Image.Image:
+    x, y = np.meshgrid(np.arange(width), np.arange(height))
+    return Image.fromarray(np.stack([x % 256, y % 256, (x * y) % 256], -1).astype(np.uint8))
+
+
+def test_pixels_survive_the_way_through_the_patches() -> None:
+    # 756x756 is a multiple of the patch and within the budget: nothing is resized.
+    image = picture(756, 756)
+    seen = image_to_patches(image, preview.RELEASED)
+    assert preview.pixels_of(seen).size == image.size
+    difference = np.asarray(preview.pixels_of(seen)).astype(int) - np.asarray(image).astype(int)
+    # bfloat16 keeps 8 bits of the value's mantissa: at most one step of 255.
+    assert np.abs(difference).max() <= 1
+
+
+@pytest.mark.parametrize(("width", "height"), [(756, 756), (640, 480), (1, 1), (4000, 100)])
+def test_drawing_covers_the_token_grid(width: int, height: int) -> None:
+    seen = image_to_patches(picture(width, height), preview.RELEASED)
+    drawn = preview.draw(seen, preview.RELEASED)
+    assert drawn.size == (seen.llm_grid[1] * 84, seen.llm_grid[0] * 84)
+
+
+def test_report_names_the_cost_at_every_offset(capsys: pytest.CaptureFixture[str]) -> None:
+    image = picture(756, 756)
+    text = preview.report(image, image_to_patches(image, preview.RELEASED), preview.RELEASED)
+    # The golden lengths of this size.
+    for start, (pads, cost) in enumerate([(3, 349), (2, 348), (1, 347), (0, 346)]):
+        assert f"{start}: {pads} leading pads, {cost} tokens (limit 384)" in text
+
+
+def test_command_runs_without_vllm(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.png", tmp_path / "out.png"
+    picture(300, 200).save(source)
+    # A finder that refuses vLLM stands for a machine without it.
+    code = (
+        "import sys; sys.modules['vllm'] = None\n"
+        "from vision_exp import preview\n"
+        f"raise SystemExit(preview.main([{str(source)!r}, '-o', {str(out)!r}]))"
+    )
+    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    assert "300x200 RGB" in child.stdout
+    assert Image.open(out).format == "PNG"
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n"])
+def test_a_bad_picture_is_named(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(content)
+    assert preview.main([str(bad)]) == 1
+    assert f"{bad} cannot be shown: not a picture" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert preview.main([str(tmp_path / "none.png")]) == 1
+    assert "none.png" in capsys.readouterr().err

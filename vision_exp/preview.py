@@ -1,0 +1,125 @@
+"""What the model will see of a picture: `python3 -m vision_exp.preview IMAGE [-o OUT.png]`.
+
+Prints sizes and token cost, and draws the transformed picture with its patch grid (thin lines) and
+token grid (thick lines). Needs Pillow and torch, not vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from PIL import Image, ImageDraw, UnidentifiedImageError
+
+from vision_exp.config import VisionConfig
+from vision_exp.image import ImagePatches, image_to_patches
+from vision_exp.layout import GROUP, block_length, build_block, leading_pads
+
+#: The released checkpoint's values; `--config` reads another checkpoint's.
+RELEASED = VisionConfig(
+    n_layers=32,
+    dim=1024,
+    n_heads=16,
+    inter_dim=2816,
+    patch_size=14,
+    rope_theta=10000.0,
+    downsample_ratio=3,
+    max_n_token=384,
+    min_pixels=147456,
+    max_wh_ratio=8,
+    hidden_size=4096,
+)
+
+_ZOOM = 2
+_PATCH_LINE = (255, 255, 255, 70)
+_TOKEN_LINE = (255, 64, 0, 220)
+
+
+def pixels_of(seen: ImagePatches) -> Image.Image:
+    """The RGB picture that the patches hold: 8 bits a channel, as bfloat16 keeps them."""
+    height, width = seen.vit_grid
+    patch = seen.patches.shape[-1]
+    rows = seen.patches.float().view(height, width, 3, patch, patch).permute(0, 3, 1, 4, 2)
+    values = ((rows * 0.5 + 0.5) * 255).round().clamp(0, 255).to(torch.uint8)
+    return Image.fromarray(values.reshape(height * patch, width * patch, 3).numpy())
+
+
+def draw(seen: ImagePatches, config: VisionConfig) -> Image.Image:
+    """The picture, twice as large, with lines between patches and between tokens.
+
+    The token grid reaches past the picture where the patch grid is no multiple of three: the
+    aligner fills those cells with zeros, shown black.
+    """
+    picture = pixels_of(seen)
+    step = config.patch_size * _ZOOM
+    cell = step * config.downsample_ratio
+    size = (seen.llm_grid[1] * cell, seen.llm_grid[0] * cell)
+    canvas = Image.new("RGB", size)
+    canvas.paste(picture.resize((picture.width * _ZOOM, picture.height * _ZOOM), Image.NEAREST))
+    lines = ImageDraw.Draw(canvas, "RGBA")
+    for spacing, colour, width in ((step, _PATCH_LINE, 1), (cell, _TOKEN_LINE, 2)):
+        for x in range(0, size[0] + 1, spacing):
+            lines.line([(x, 0), (x, size[1])], fill=colour, width=width)
+        for y in range(0, size[1] + 1, spacing):
+            lines.line([(0, y), (size[0], y)], fill=colour, width=width)
+    return canvas
+
+
+def report(image: Image.Image, seen: ImagePatches, config: VisionConfig) -> str:
+    """Sizes, grids and the token cost at each start position modulo 4, one fact a line."""
+    (vit_h, vit_w), (llm_h, llm_w) = seen.vit_grid, seen.llm_grid
+    patch = config.patch_size
+    kinds = build_block(seen.llm_grid, GROUP - 1).types.tolist()
+    lines = [
+        f"picture   {image.width}x{image.height} {image.mode}",
+        f"seen as   {vit_w * patch}x{vit_h * patch} pixels",
+        f"patches   {vit_w}x{vit_h} of {patch}x{patch} pixels",
+        f"tokens    {llm_w}x{llm_h} image rows from the tower, {kinds.count(2)} in all",
+        f"block     {len(kinds)} tokens from START to END: {kinds.count(2)} image, "
+        f"{kinds.count(3)} newline, {kinds.count(1)} pad, start and end",
+        "cost      by the prompt position where it begins, modulo 4:",
+    ]
+    lines += [
+        f"          {start}: {leading_pads(start)} leading pads, "
+        f"{block_length(seen.llm_grid, start)} tokens (limit {config.max_n_token})"
+        for start in range(GROUP)
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, 1 when the picture cannot be used, 2 on bad usage."""
+    parser = argparse.ArgumentParser(prog="python3 -m vision_exp.preview", description=__doc__)
+    parser.add_argument("image", type=Path, metavar="IMAGE")
+    parser.add_argument("-o", "--output", type=Path, help="PNG to write (default: none)")
+    parser.add_argument("--config", type=Path, help="config.json of a checkpoint")
+    args = parser.parse_args(argv)
+    try:
+        config = RELEASED
+        if args.config is not None:
+            keys = json.loads(args.config.read_text(encoding="utf-8"))
+            config = VisionConfig.from_hf_config(SimpleNamespace(**keys))
+        with warnings.catch_warnings():
+            # Pillow's warning at half of its limit; what is over the limit is an error.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(args.image)
+            seen = image_to_patches(image, config)
+        print(report(image, seen, config))
+        if args.output is not None:
+            draw(seen, config).save(args.output, format="PNG")
+            print(f"drawn     {args.output}: thin lines patches, thick lines tokens")
+    except (OSError, ValueError, TypeError, Image.DecompressionBombError) as error:
+        reason = "not a picture" if isinstance(error, UnidentifiedImageError) else error
+        print(f"[vision-exp] {args.image} cannot be shown: {reason}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
