@@ -1,0 +1,219 @@
+"""Which parts of a chat are images, and what happens to those that are not allowed.
+
+Only a structured part is an image, and only in a user message; prose never is. Plain data in,
+plain data out: no vLLM, no decoding, no tokenizer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TOOL_IMAGES_VARIABLE = "VISION_EXP_TOOL_IMAGES"
+OVERFLOW_VARIABLE = "VISION_EXP_IMAGE_OVERFLOW"
+LIMIT_FLAG = "--limit-mm-per-prompt"
+
+SEPARATOR = "\n\n"  # the checkpoint's encoder joins the parts of a message with it
+
+TOOL_IMAGE_NOTE = "[An image of this tool result was left out.]"
+MOVED_NOTE = "[Image #{} of the tool results is shown after them.]"
+MOVED_LABEL = "[Image #{} of the tool results:]"
+OVERFLOW_NOTE = "[An earlier image was left out: the request has more images than its limit.]"
+
+_IMAGE_TYPES = ("image", "image_url", "input_image", "image_pil", "image_embeds")
+_IMAGE_KEYS = ("image_url", "image_pil", "image", "image_embeds")
+_TEXT_KEYS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+    "tool_reference": "name",
+}
+
+
+class RuleError(ValueError):
+    """A request that breaks a rule; the text is for the client."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What to do with images of tool messages ("refuse", "move", "note") and with more than
+    `limit` images ("refuse", "keep-newest"); None is no limit."""
+
+    tool_images: str = "refuse"
+    overflow: str = "refuse"
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class ImagePart:
+    """A structured image of a request, and its place, such as `messages[3].content[1]`."""
+
+    where: str
+    part: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Messages whose content holds `mark(i)` where `images[i]` belongs, and no image part."""
+
+    messages: list[Any]
+    images: list[ImagePart]
+
+
+@dataclass
+class _Turn:
+    """A message with its content as a list; `parts` is None where it is not one."""
+
+    message: Any
+    parts: list[Any] | None
+
+    @property
+    def role(self) -> Any:
+        return self.message.get("role") if isinstance(self.message, Mapping) else None
+
+
+def policy_from_environment(limit: int | None = None) -> Policy:
+    """The policy that the two variables ask for. Raises ValueError naming a wrong value."""
+    return Policy(
+        _choice(TOOL_IMAGES_VARIABLE, ("refuse", "move", "note")),
+        _choice(OVERFLOW_VARIABLE, ("refuse", "keep-newest")),
+        limit,
+    )
+
+
+def _choice(variable: str, allowed: tuple[str, ...]) -> str:
+    value = os.environ.get(variable) or allowed[0]
+    if value not in allowed:
+        raise ValueError(f"{variable}={value!r}: expected one of {', '.join(allowed)}")
+    return value
+
+
+def is_image(part: Any) -> bool:
+    """True for a structured image part, whatever it holds."""
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type")
+    return any(key in part for key in _IMAGE_KEYS) if kind is None else kind in _IMAGE_TYPES
+
+
+def read_chat(messages: Sequence[Any], policy: Policy, mark: Callable[[int], str]) -> Chat:
+    """Apply the rules to the messages of a request, which stay as they are.
+
+    The parts of a message keep their order and are joined by two newlines. Raises RuleError
+    naming the message, its role and what to do, or the limit and its flag.
+    """
+    turns = [_turn(index, message) for index, message in enumerate(messages)]
+    turns = _settle_tool_images(turns, policy.tool_images)
+    for turn in turns:
+        _check_role(turn)
+    _settle_overflow(turns, policy)
+    images: list[ImagePart] = []
+    for parts, index, image in _images(turns):
+        parts[index] = mark(len(images))
+        images.append(image)
+    return Chat([_rebuilt(turn) for turn in turns], images)
+
+
+def _images(turns: Iterable[_Turn]) -> list[tuple[list[Any], int, ImagePart]]:
+    """(parts, index in them, image) of every image, in order."""
+    return [
+        (turn.parts, index, part)
+        for turn in turns
+        if turn.parts is not None
+        for index, part in enumerate(turn.parts)
+        if isinstance(part, ImagePart)
+    ]
+
+
+def _turn(index: int, message: Any) -> _Turn:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, (str, Mapping)) or not isinstance(content, Iterable):
+        return _Turn(message, None)
+    parts = list(content)
+    if isinstance(message, dict) and not isinstance(content, (list, tuple)):
+        message["content"] = parts  # validation leaves an iterator, which others read after us
+    for position, part in enumerate(parts):
+        if is_image(part):
+            parts[position] = ImagePart(f"messages[{index}].content[{position}]", part)
+    return _Turn(message, parts)
+
+
+def _settle_tool_images(turns: list[_Turn], mode: str) -> list[_Turn]:
+    if mode == "refuse":
+        return turns
+    settled: list[_Turn] = []
+    waiting: list[Any] = []
+    moved = 0
+    for turn in [*turns, _Turn({"role": None}, None)]:
+        if turn.role != "tool" and waiting:
+            if turn.role == "user":
+                content = [turn.message.get("content")] if turn.parts is None else turn.parts
+                turn = _Turn(turn.message, [*waiting, *(p for p in content if p is not None)])
+            else:
+                settled.append(_Turn({"role": "user"}, waiting))
+            waiting = []
+        settled.append(turn)
+        for parts, index, image in _images([turn] if turn.role == "tool" else []):
+            if mode == "note":
+                parts[index] = TOOL_IMAGE_NOTE
+                continue
+            # Results may come in another order than their calls, and the encoder sorts them by
+            # call: the number ties each image to its result wherever both end up.
+            moved += 1
+            parts[index] = MOVED_NOTE.format(moved)
+            waiting += [MOVED_LABEL.format(moved), image]
+    return settled[:-1]
+
+
+def _check_role(turn: _Turn) -> None:
+    for part in turn.parts or ():
+        if isinstance(part, ImagePart) and turn.role != "user":
+            advice = "Move it into a user message."
+            if turn.role == "tool":
+                advice = (
+                    "Send it in a user message after the tool results, or start the server with "
+                    f"{TOOL_IMAGES_VARIABLE}=move (it is shown in the next user turn) or "
+                    f"{TOOL_IMAGES_VARIABLE}=note (a text note replaces it)."
+                )
+            raise RuleError(
+                f"{part.where}: a message with role {turn.role!r} cannot hold an image, "
+                f"only user messages can. {advice}"
+            )
+
+
+def _settle_overflow(turns: list[_Turn], policy: Policy) -> None:
+    places = _images(turns)
+    if policy.limit is None or len(places) <= policy.limit:
+        return
+    if policy.overflow == "refuse":
+        raise RuleError(
+            f"The request has {len(places)} images, the limit is {policy.limit} "
+            f"({LIMIT_FLAG} '{{\"image\": {policy.limit}}}'). Send fewer images, raise the limit, "
+            f"or start the server with {OVERFLOW_VARIABLE}=keep-newest, which replaces the oldest "
+            "by text notes."
+        )
+    for parts, index, _ in places[: len(places) - policy.limit]:
+        parts[index] = OVERFLOW_NOTE
+
+
+def _rebuilt(turn: _Turn) -> Any:
+    if turn.parts is None:
+        return turn.message
+    texts = [_text(part) for part in turn.parts]
+    if any(text is None and part is not None for text, part in zip(texts, turn.parts, strict=True)):
+        return {**turn.message, "content": turn.parts}  # a part that vLLM must judge
+    return {**turn.message, "content": SEPARATOR.join(text for text in texts if text is not None)}
+
+
+def _text(part: Any) -> str | None:
+    """The text of a part; None for one that is not text. A text part may hold None: empty."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping) or part.get("type") not in _TEXT_KEYS:
+        return None
+    value = part.get(_TEXT_KEYS[part["type"]])
+    return value if isinstance(value, str) else None
