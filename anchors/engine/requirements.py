@@ -266,5 +266,5 @@ def _near_member(owner: ast.ClassDef, name: str) -> str:
 def _closest(wanted: str, names: list[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(wanted, names, n=2, cutoff=0.7)
+    close = difflib.get_close_matches(wanted, names, n=2, cutoff=0.75)
     return f" (nearest: {', '.join(close)})" if close else ""
