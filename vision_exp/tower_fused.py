@@ -1,0 +1,206 @@
+"""The tower's blocks on a GPU with few, large launches: nine per block instead of about thirty.
+
+What surrounds matrix products and attention is bound by memory and launches, so it is fused by
+hand: residual sum with the norm that follows it, the rotary turn of q and k in place, SwiGLU.
+Nothing is specialised for a number of rows: the kernels compile once, in the profile run at
+start-up, and no request waits for a compiler. Captured graphs or torch.compile would need one
+artefact per size of picture.
+
+Every intermediate is rounded where tower.py rounds it, so both paths compute the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+from torch.nn import functional as F
+
+NORM_EPS = 1e-6
+
+Attend = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
+
+
+def usable(x: torch.Tensor) -> bool:
+    """Whether the fused blocks can run on ``x`` (n, dim)."""
+    return x.is_cuda and x.dtype == torch.bfloat16 and x.shape[1].bit_count() == 1
+
+
+def run_blocks(
+    blocks: Sequence[Any],
+    last_norm: nn.Module,
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    lengths: Sequence[int],
+    attend: Attend | None = None,
+) -> torch.Tensor:
+    """All blocks and the final norm over packed rows ``x`` (n, dim), which are overwritten.
+
+    ``cos``, ``sin``: float32 (n, 1, head_dim / 2). ``lengths``: rows of each picture.
+    Sharded layers work as in tower.py: widths are read off what the layers return.
+    """
+    attend = attend or best_attention()
+    norms = [block.norm1 for block in blocks[1:]] + [last_norm]
+    normed = add_norm(x, None, blocks[0].norm1.weight)
+    for block, after in zip(blocks, norms, strict=True):
+        qkv = block.attn.wqkv(normed).unflatten(-1, (3, block.attn.n_heads, -1))
+        turn_(qkv, cos, sin)
+        normed = add_norm(x, block.attn.wo(attend(qkv, lengths)), block.norm2.weight)
+        normed = add_norm(x, block.mlp.w2(swiglu(block.mlp.w1(normed))), after.weight)
+    return normed
+
+
+@triton.jit(do_not_specialize=["width"])
+def _add_norm_kernel(
+    x_ptr, other_ptr, weight_ptr, out_ptr, width, eps, SIZE: tl.constexpr, ADD: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, SIZE)
+    x = tl.load(x_ptr + row * width + columns).to(tl.float32)
+    if ADD:
+        x += tl.load(other_ptr + row * width + columns).to(tl.float32)
+        rounded = x.to(x_ptr.dtype.element_ty)
+        tl.store(x_ptr + row * width + columns, rounded)
+        x = rounded.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / width + eps)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    tl.store(out_ptr + row * width + columns, (weight * (x * scale)).to(out_ptr.dtype.element_ty))
+
+
+def add_norm(x: torch.Tensor, other: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+    """RMSNorm of ``x + other``; the sum is left in ``x``. Rows (n, dim), dim a power of two."""
+    out = torch.empty_like(x)
+    rows, width = x.shape
+    _add_norm_kernel[(rows,)](
+        x,
+        x if other is None else other,
+        weight,
+        out,
+        width,
+        NORM_EPS,
+        SIZE=width,
+        ADD=other is not None,
+        num_warps=4,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["row_stride"])
+def _turn_kernel(
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    row_stride,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, SIZE)[:, None]
+    pair = tl.arange(0, HALF)[None, :]
+    # q and k lie one after the other: 2 * HEADS heads of 2 * HALF values.
+    inside = (head < 2 * HEADS) & (pair >= 0)
+    first_ptr = qkv_ptr + row * row_stride + head * (2 * HALF) + pair
+    cos = tl.load(cos_ptr + row * HALF + pair)
+    sin = tl.load(sin_ptr + row * HALF + pair)
+    first = tl.load(first_ptr, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(first_ptr + HALF, mask=inside, other=0.0).to(tl.float32)
+    kind = qkv_ptr.dtype.element_ty
+    tl.store(first_ptr, (first * cos - second * sin).to(kind), mask=inside)
+    tl.store(first_ptr + HALF, (second * cos + first * sin).to(kind), mask=inside)
+
+
+def turn_(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Turns q and k of (n, 3, heads, head_dim) in place; pair i is (i, i + head_dim / 2)."""
+    rows, _, heads, dim = qkv.shape
+    _turn_kernel[(rows,)](
+        qkv,
+        cos,
+        sin,
+        qkv.stride(0),
+        HEADS=heads,
+        HALF=dim // 2,
+        SIZE=triton.next_power_of_2(2 * heads),
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=["width"])
+def _swiglu_kernel(x_ptr, out_ptr, width, SIZE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = columns < width
+    gate = tl.load(x_ptr + row * 2 * width + columns, mask=inside, other=0.0)
+    up = tl.load(x_ptr + row * 2 * width + width + columns, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    # Rounded between the two steps, as silu(gate) * up is.
+    opened = (wide / (1.0 + tl.exp(-wide))).to(out_ptr.dtype.element_ty).to(tl.float32)
+    value = (opened * up.to(tl.float32)).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * width + columns, value, mask=inside)
+
+
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of rows that hold gate, then up: (n, 2 m) to (n, m)."""
+    rows, width = x.shape[0], x.shape[1] // 2
+    out = x.new_empty((rows, width))
+    _swiglu_kernel[(rows, triton.cdiv(width, 1024))](x, out, width, SIZE=1024, num_warps=4)
+    return out
+
+
+@cache
+def best_attention() -> Attend:
+    """vLLM's FlashAttention where this vLLM has it for the card, else torch's own."""
+    try:
+        from vllm.v1.attention.backends.fa_utils import (
+            flash_attn_varlen_func,
+            get_flash_attn_version,
+        )
+    except ImportError:
+        return torch_attention
+    version = get_flash_attn_version()
+    if version is None:
+        return torch_attention
+
+    def flash_attention(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        q, k, v = qkv.unbind(1)
+        edges = _edges(tuple(lengths), qkv.device)
+        longest = max(lengths)
+        out = flash_attn_varlen_func(
+            q=q,
+            k=k,
+            v=v,
+            cu_seqlens_q=edges,
+            cu_seqlens_k=edges,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            causal=False,
+            fa_version=version,
+        )
+        return out.flatten(1)
+
+    return flash_attention
+
+
+@lru_cache(maxsize=64)
+def _edges(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Row numbers at which the pictures begin, and the end: int32 (pictures + 1,)."""
+    edges = [0]
+    for length in lengths:
+        edges.append(edges[-1] + length)
+    host = torch.tensor(edges, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
+
+
+def torch_attention(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """Full attention inside each picture: (n, 3, heads, d) to (n, heads * d)."""
+    parts = []
+    for rows in qkv.split(list(lengths)):
+        q, k, v = rows.permute(1, 2, 0, 3)[:, None].unbind(0)  # (1, heads, n, d)
+        parts.append(F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
