@@ -131,7 +131,7 @@ def write(
     quantized: bool = True,
     **overrides: object,
 ) -> Path:
-    """Writes config.json, safetensors shards with their index and the tokenizer; returns ``folder``.
+    """Writes config.json, the shards with their index, and the tokenizer; returns ``folder``.
 
     ``vision_layers=0`` writes a text-only checkpoint. ``overrides`` replace config keys (smaller
     widths for the CPU: keep widths multiples of 128 when ``quantized``).
