@@ -1,0 +1,47 @@
+"""DSpark drafting on: image requests give the greedy tokens that they give with it off.
+
+    checks_draft.py MODEL REPORT.json EAGER_TOKENS.json
+
+The draft runs on the other model runner (V2), so this also is the image path of that runner.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from gpu import checks_reference
+from gpu.rig import Engine, Report
+
+#: vLLM 0.26 wants a multiple of the three draft layers that is at least the block size, 5.
+LEGAL_K = 6
+
+
+def main(folder: str, report_path: str, eager_path: str) -> int:
+    report = Report(Path(report_path))
+    speculation = {"method": "dspark", "num_speculative_tokens": LEGAL_K}
+    engine = Engine(folder, speculative_config=speculation)
+    eager = json.loads(Path(eager_path).read_text())
+    for name, ask in checks_reference.asks().items():
+
+        def check(name: str = name, ask: object = ask) -> tuple[bool, str]:
+            tokens = engine.cold(ask).tokens
+            return tokens == eager[name], f"with {tokens}, without {eager[name]}"
+
+        report.run(f"DSpark k={LEGAL_K}, {name}: greedy tokens as without", check)
+    report.run("DSpark: draft layers hold bias_vl", lambda: draft_bias(engine))
+    return 0
+
+
+def draft_bias(engine: Engine) -> tuple[bool, str]:
+    speculator = engine.runner.speculator
+    names = [n for n, _ in speculator.model.named_parameters() if n.endswith("_bias_vl")]
+    return len(names) == 3, f"{len(names)} parameters: {', '.join(names)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
