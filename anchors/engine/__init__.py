@@ -1,0 +1,1 @@
+"""The patch engine: pure from target to verified plan, one crash-safe transaction after it."""

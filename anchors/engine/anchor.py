@@ -1,0 +1,133 @@
+"""What a site says about itself, and the small LibCST look-ups that sites share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+APPLIES = "applies"
+ABSENT = "drifted: absent"
+TWICE = "drifted: twice"
+MIXED = "mixed"
+NOT_APPLICABLE = "not-applicable"
+
+
+class Drift(Exception):
+    """A fact an anchor needs is not there exactly as often as expected."""
+
+    def __init__(self, fact: str, found: int, expected: int = 1) -> None:
+        super().__init__(f"expected exactly {expected} of: {fact}; found {found}")
+        self.found = found
+        self.expected = expected
+
+    @property
+    def kind(self) -> str:
+        """`drifted: absent` or `drifted: twice`."""
+        return ABSENT if self.found < self.expected else TWICE
+
+
+class NotApplicable(Exception):
+    """The anchor has nothing to do in this file; the text says why."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where an edit goes: before 0-based `line` (None: end of file), and names it needs."""
+
+    line: int | None = None
+    indent: str = ""
+    names: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Values:
+    """What rendering needs besides the match."""
+
+    root: str
+    overlay: str
+    plan: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A piece of source and what must come of it; `before` is the line an edit goes in front of."""
+
+    outcome: str
+    source: str
+    before: str = ""
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """One edit site.
+
+    `find` takes the parsed module and gives a Match, or raises Drift or NotApplicable.
+    `render` gives the body to fence; an anchor without one only judges the file.
+    """
+
+    id: str
+    file: str
+    where: str
+    what: str
+    why: str
+    until: str
+    upstream: str
+    find: Callable[[cst.Module], Match]
+    render: Callable[[Match, Values], str] | None
+    cases: tuple[Case, ...]
+
+
+def top_level(module: cst.Module) -> Iterator[cst.CSTNode]:
+    """Statements of the module itself, simple statement lines opened up."""
+    import libcst as cst
+
+    for statement in module.body:
+        if isinstance(statement, cst.SimpleStatementLine):
+            yield from statement.body
+        else:
+            yield statement
+
+
+def classes(module: cst.Module, name: str) -> list[cst.ClassDef]:
+    """Top-level classes called `name`."""
+    import libcst as cst
+
+    return [
+        node
+        for node in top_level(module)
+        if isinstance(node, cst.ClassDef) and node.name.value == name
+    ]
+
+
+def functions(module: cst.Module, name: str) -> list[cst.FunctionDef]:
+    """Top-level functions called `name`."""
+    import libcst as cst
+
+    return [
+        node
+        for node in top_level(module)
+        if isinstance(node, cst.FunctionDef) and node.name.value == name
+    ]
+
+
+def imported(module: cst.Module, name: str) -> int:
+    """How many top-level `from x import` statements bind `name`."""
+    import libcst as cst
+
+    count = 0
+    for node in top_level(module):
+        if isinstance(node, cst.ImportFrom) and not isinstance(node.names, cst.ImportStar):
+            for alias in node.names:
+                bound = alias.asname.name if alias.asname else alias.name
+                count += isinstance(bound, cst.Name) and bound.value == name
+    return count
+
+
+def exactly_one(fact: str, found: int) -> None:
+    """Raises Drift unless `found` is 1."""
+    if found != 1:
+        raise Drift(fact, found)

@@ -1,0 +1,64 @@
+"""One family of errors: a reference to search for, cause and consequence, context, next command."""
+
+from __future__ import annotations
+
+DONE = 0
+NO = 1
+USAGE = 2
+REFUSED = 3
+ROLLED_BACK = 4
+BROKEN = 5
+ENVIRONMENT = 6
+INTERRUPTED = 130
+
+
+class HotfixError(Exception):
+    """A run that ends without doing what was asked.
+
+    `reference` is kebab-case and stable; the first line of `message` names cause and
+    consequence; `context` holds further lines; `hint` is the next command; `exit_code`
+    is one of the constants above; `state` is the tree's state where it is known.
+    """
+
+    def __init__(
+        self,
+        reference: str,
+        message: str,
+        *,
+        exit_code: int,
+        context: tuple[str, ...] = (),
+        hint: str = "",
+        state: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.reference = reference
+        self.message = message
+        self.context = context
+        self.hint = hint
+        self.exit_code = exit_code
+        self.state = state
+
+    def as_json(self) -> dict[str, object]:
+        """The `error` object of `--json`."""
+        return {
+            "reference": self.reference,
+            "message": self.message,
+            "context": list(self.context),
+            "hint": self.hint,
+        }
+
+
+def refused(reference: str, message: str, *context: str, hint: str, state: str = "") -> HotfixError:
+    """The source is not what we know; nothing was changed (exit 3)."""
+    return HotfixError(
+        reference, message, exit_code=REFUSED, context=context, hint=hint, state=state
+    )
+
+
+def environment(
+    reference: str, message: str, *context: str, hint: str, state: str = ""
+) -> HotfixError:
+    """The surroundings do not allow the job; nothing was changed (exit 6)."""
+    return HotfixError(
+        reference, message, exit_code=ENVIRONMENT, context=context, hint=hint, state=state
+    )

@@ -1,0 +1,129 @@
+"""Source -> Located: LibCST finds the anchors of one file; the file is parsed once."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import stat
+from dataclasses import dataclass
+
+from anchors.engine.anchor import Anchor, Drift, Match, NotApplicable
+from anchors.engine.digests import sha256
+from anchors.engine.errors import environment, refused
+
+Outcome = Match | Drift | NotApplicable
+_REINSTALL = "reinstall this vLLM, or use a container that has not been edited"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One target file: path relative to the package, and its bytes (None where there is none)."""
+
+    path: str
+    data: bytes | None
+
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the bytes."""
+        return None if self.data is None else sha256(self.data)
+
+
+@dataclass(frozen=True)
+class Located:
+    """What LibCST says about a file's anchors; `text` is the source without a BOM."""
+
+    path: str
+    outcomes: tuple[tuple[Anchor, Outcome], ...]
+
+
+def read(root: str, path: str) -> Source:
+    """Reads a target file.
+
+    Raises HotfixError: not a regular file, unreadable (6), a link that leads elsewhere (6).
+    """
+    full = os.path.join(root, path)
+    try:
+        if os.path.realpath(full) != full:
+            raise environment(
+                "target-is-link",
+                f"{path} is a link to {os.path.realpath(full)}, which another environment may "
+                "use. Nothing was changed.",
+                hint="reinstall vLLM with copies (uv: --link-mode=copy), then run this again",
+            )
+        if not stat.S_ISREG(os.stat(full).st_mode):
+            raise environment(
+                "target-not-a-file",
+                f"{path} is not a regular file. Nothing was changed.",
+                hint=_REINSTALL,
+            )
+        with open(full, "rb") as file:
+            return Source(path, file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return Source(path, None)
+    except PermissionError as error:
+        raise environment(
+            "target-unreadable",
+            f"{path} cannot be read: {error.strerror}. Nothing was changed.",
+            hint="run as the user that owns this vLLM",
+        ) from error
+
+
+def decode(path: str, data: bytes) -> str:
+    """The text of a Python file, BOM taken off. Raises HotfixError (exit 3) for what is none."""
+    if not data.strip():
+        raise refused(
+            "target-empty",
+            f"{path} is empty, so this vLLM cannot work. Nothing was changed.",
+            hint=_REINSTALL,
+            state="drifted",
+        )
+    try:
+        return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise refused(
+            "target-not-utf8",
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). "
+            "Nothing was changed.",
+            hint=_REINSTALL,
+            state="drifted",
+        ) from error
+
+
+def locate(path: str, data: bytes, anchors: tuple[Anchor, ...]) -> Located:
+    """Judges `anchors` on a file's stock bytes.
+
+    Raises HotfixError: not Python (3), LibCST missing (6).
+    """
+    text = decode(path, data)
+    cst = load_libcst()
+    try:
+        module = cst.parse_module(text)
+    except cst.ParserSyntaxError as error:
+        raise refused(
+            "target-syntax",
+            f"{path} does not parse (line {error.raw_line}), so this vLLM cannot work. "
+            "Nothing was changed.",
+            hint=_REINSTALL,
+            state="drifted",
+        ) from error
+    outcomes: list[tuple[Anchor, Outcome]] = []
+    for anchor in anchors:
+        try:
+            outcomes.append((anchor, anchor.find(module)))
+        except (Drift, NotApplicable) as outcome:
+            outcomes.append((anchor, outcome))
+    return Located(path, tuple(outcomes))
+
+
+def load_libcst():
+    """Imports LibCST; only the paths that a receipt cannot answer come here."""
+    try:
+        import libcst
+    except ImportError as error:
+        raise environment(
+            "no-libcst",
+            f"LibCST is needed to judge these sources and cannot be imported ({error}). "
+            "Nothing was changed.",
+            hint="python3 -m pip install libcst, or: bash run.sh",
+        ) from error
+    return libcst

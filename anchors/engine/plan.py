@@ -1,0 +1,273 @@
+"""Located -> Plan: what every file is now, what it must become, and what state that makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from anchors import __version__
+from anchors.engine import fences, native
+from anchors.engine.anchor import Anchor, Drift, Match, NotApplicable, Values
+from anchors.engine.digests import sha256
+from anchors.engine.errors import refused
+from anchors.engine.fences import Block, Split
+from anchors.engine.locate import Located, Source, locate, read
+from anchors.engine.target import Target
+
+_ROOT = re.compile(r'^\s*root=(".*"),$', re.MULTILINE)
+_INIT = f"{native.PACKAGE}/__init__.py"
+
+
+@dataclass(frozen=True)
+class AnchorState:
+    """One anchor's state in the tree, and why."""
+
+    id: str
+    state: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """One target file: bytes now, without our blocks, and as they must become."""
+
+    path: str
+    current: bytes | None
+    stock: bytes | None
+    after: bytes | None
+    anchors: tuple[AnchorState, ...]
+    located: Located | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole tree. `digest` is the same on every machine with the same vLLM and this tool."""
+
+    target: Target
+    state: str
+    detail: str
+    digest: str
+    root: str
+    overlay: str
+    files: tuple[FilePlan, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def present(self) -> bool:
+        """Whether any block of ours is in the tree."""
+        return any(file.current != file.stock for file in self.files)
+
+
+def make(
+    target: Target,
+    anchors: tuple[Anchor, ...],
+    *,
+    root: str | None,
+    default_root: str,
+    overlay: str,
+    before: Mapping[str, str] | None,
+) -> Plan:
+    """Judges the tree. `before` maps path -> stock digest of a receipt, None without one.
+
+    Raises HotfixError for files that cannot be judged at all.
+    """
+    paths = list(dict.fromkeys(anchor.file for anchor in anchors))
+    sources = {path: read(target.root, path) for path in paths}
+    splits = {path: fences.split(source.data or b"") for path, source in sources.items()}
+    blocks = {path: {block.id: block for block in split.blocks} for path, split in splits.items()}
+    root = root or recorded_root(splits.values()) or default_root
+    base = Plan(target, "", "", "", root, overlay, _untouched(sources, splits))
+    early = _without_locating(target, sources, splits)
+    if early:
+        return _with(base, *early)
+    _refuse_newer(blocks)
+    located = {
+        path: locate(path, splits[path].stock, _of(anchors, path))
+        for path in paths
+        if sources[path].data is not None
+    }
+    digest = _digest(overlay, splits, located)
+    values = Values(root=root, overlay=overlay, plan=digest)
+    files = tuple(
+        _file(sources[path], splits[path], located.get(path), _of(anchors, path), values)
+        for path in paths
+    )
+    state, detail = _state(files, before)
+    return Plan(target, state, detail, digest, root, overlay, files, _notes(target))
+
+
+def _with(plan: Plan, state: str, detail: str) -> Plan:
+    return Plan(
+        plan.target, state, detail, "", plan.root, plan.overlay, plan.files, _notes(plan.target)
+    )
+
+
+def _of(anchors: tuple[Anchor, ...], path: str) -> tuple[Anchor, ...]:
+    return tuple(anchor for anchor in anchors if anchor.file == path)
+
+
+def _notes(target: Target) -> tuple[str, ...]:
+    others = [
+        f"{native.PACKAGE}/{name}"
+        for name in ("amd", "xpu", "cpu")
+        if os.path.isdir(os.path.join(target.root, native.PACKAGE, name))
+    ]
+    if not others:
+        return ()
+    return (
+        f"{', '.join(others)}: not touched; those platforms never import "
+        f"{native.PACKAGE}/nvidia and stay text-only",
+    )
+
+
+def _untouched(sources: dict[str, Source], splits: dict[str, Split]) -> tuple[FilePlan, ...]:
+    return tuple(
+        FilePlan(path, source.data, source.data and splits[path].stock, source.data, ())
+        for path, source in sources.items()
+    )
+
+
+def recorded_root(splits: Iterable[Split]) -> str | None:
+    """The overlay root that hooks in the tree point to, where they agree."""
+    roots = {
+        json.loads(found)
+        for split in splits
+        for block in split.blocks
+        for found in _ROOT.findall(block.text)
+    }
+    return str(roots.pop()) if len(roots) == 1 else None
+
+
+def _without_locating(
+    target: Target, sources: dict[str, Source], splits: dict[str, Split]
+) -> tuple[str, str] | None:
+    """States that need no parsing: nothing there, files missing, fences wrong, not ours."""
+    init = os.path.join(target.root, _INIT)
+    absent = [path for path, source in sources.items() if source.data is None]
+    nvidia = [path for path in sources if path.startswith(native.PACKAGE)]
+    if not os.path.isfile(init) or set(nvidia) <= set(absent):
+        return "not-applicable", f"no DeepSeek-V4 for NVIDIA in this vLLM ({native.PACKAGE}/nvidia)"
+    broken = {path: split.broken for path, split in splits.items() if split.broken}
+    if broken:
+        return "mixed", "; ".join(f"{path}: {why}" for path, why in broken.items())
+    verdict = native.judge(target.root, {path: split.stock for path, split in splits.items()})
+    if verdict:
+        ours = any(split.blocks for split in splits.values())
+        if ours:
+            return "mixed", f"blocks of this hotfix in a vLLM where {verdict.detail}"
+        return verdict.state, verdict.detail
+    with open(init, "rb") as file:
+        imports = file.read()
+    for path in absent:
+        if not _may_be_absent(path, imports):
+            return "missing", f"{path} is missing"
+    return None
+
+
+def _may_be_absent(path: str, imports: bytes) -> bool:
+    """A draft's module that the package does not import belongs to a release without it."""
+    name = re.escape(os.path.basename(path).removesuffix(".py")).encode()
+    draft = re.fullmatch(rf"{native.PACKAGE}/nvidia/(dspark|mtp)\.py", path)
+    return bool(draft) and not re.search(rb"nvidia(\.|\s+import\s+)" + name + rb"\b", imports)
+
+
+def _refuse_newer(blocks: dict[str, dict[str, Block]]) -> None:
+    for path, file in blocks.items():
+        for block in file.values():
+            if block.intact and is_newer(block.version):
+                raise refused(
+                    "newer-tool",
+                    f"{path} was patched by vision-exp {block.version}, this is {__version__}; "
+                    "a newer one's work is not undone. Nothing was changed.",
+                    hint=f"use vision-exp {block.version} or later",
+                    state="outdated",
+                )
+
+
+def is_newer(version: str) -> bool:
+    """Whether `version` is later than this tool's."""
+    numbers = [tuple(map(int, re.findall(r"\d+", text))) for text in (version, __version__)]
+    return numbers[0] > numbers[1]
+
+
+def _digest(overlay: str, splits: dict[str, Split], located: dict[str, Located]) -> str:
+    values = Values(root="", overlay=overlay, plan="")
+    content = []
+    for path, file in sorted(located.items()):
+        bodies = [
+            [anchor.id, sha256(anchor.render(outcome, values).encode())]
+            for anchor, outcome in file.outcomes
+            if isinstance(outcome, Match) and anchor.render
+        ]
+        if bodies:
+            content.append([path, sha256(splits[path].stock), bodies])
+    return sha256(json.dumps([overlay, content]).encode())
+
+
+def _file(
+    source: Source,
+    split: Split,
+    located: Located | None,
+    anchors: tuple[Anchor, ...],
+    values: Values,
+) -> FilePlan:
+    if located is None:
+        states = tuple(
+            AnchorState(anchor.id, "not-applicable", "this release has no such file")
+            for anchor in anchors
+        )
+        return FilePlan(source.path, None, None, None, states)
+    present = {block.id: block for block in split.blocks}
+    inserts: list[tuple[int | None, str]] = []
+    found = []
+    for anchor, outcome in located.outcomes:
+        if isinstance(outcome, Drift):
+            found.append(AnchorState(anchor.id, "drifted", f"{outcome.kind}: {outcome}"))
+        elif isinstance(outcome, NotApplicable) or anchor.render is None:
+            found.append(AnchorState(anchor.id, "not-applicable", str(outcome)))
+        else:
+            text = fences.render(anchor.id, anchor.render(outcome, values), outcome.indent)
+            inserts.append((outcome.line, text))
+            found.append(AnchorState(anchor.id, _block_state(present.get(anchor.id), text)))
+    after = fences.insert(split.stock, inserts)
+    known = {state.id for state in found}
+    for block in split.blocks:
+        if block.id not in known:
+            found.append(AnchorState(block.id, "outdated" if block.intact else "edited"))
+    if after != source.data and found and all(s.state == "applied" for s in found):
+        found = [AnchorState(s.id, "edited", "moved from where it belongs") for s in found]
+    return FilePlan(source.path, source.data, split.stock, after, tuple(found), located)
+
+
+def _block_state(block: Block | None, text: str) -> str:
+    if block is None:
+        return "pristine"
+    if block.text == text:
+        return "applied"
+    return "outdated" if block.intact else "edited"
+
+
+def _state(files: tuple[FilePlan, ...], before: Mapping[str, str] | None) -> tuple[str, str]:
+    states = [(file.path, anchor) for file in files for anchor in file.anchors]
+    for wanted in ("drifted", "edited"):
+        named = [f"{a.id} in {path}: {a.detail}" for path, a in states if a.state == wanted]
+        if named:
+            return wanted, "; ".join(named)
+    here = {anchor.state for _, anchor in states} - {"not-applicable"}
+    if here == {"pristine"}:
+        if before:
+            return "stale", "a receipt says applied, but vLLM was installed again since"
+        return "pristine", ""
+    for file in files:
+        known = (before or {}).get(file.path)
+        if known and file.current != file.stock and sha256(file.stock or b"") != known:
+            return "edited", f"{file.path} was changed outside our blocks since it was patched"
+    if "outdated" in here:
+        return "outdated", "an earlier build of this tool, or another overlay, was applied"
+    if here == {"applied"}:
+        return "applied", ""
+    absent = [anchor.id for _, anchor in states if anchor.state == "pristine"]
+    return "mixed", f"applied in part: {', '.join(absent)} not applied"

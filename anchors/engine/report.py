@@ -1,0 +1,94 @@
+"""Turns results into what a person or a program reads. Input is the dict of `--json`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from anchors import __version__
+
+PREFIX = "[vision-exp]"
+SCHEMA = 1
+_GREEN, _YELLOW, _RED, _PLAIN = "\033[32m", "\033[33m", "\033[31m", "\033[0m"
+_GOOD = ("applied", "superseded", "not-applicable", "staged")
+_FAIR = ("pristine", "stale", "outdated", "interrupted", "applied-unrecorded", "missing")
+
+Report = dict[str, Any]
+
+
+def blank() -> Report:
+    """A report with every key that `--json` promises."""
+    return {
+        "schema": SCHEMA,
+        "tool": {"name": "vision-exp", "version": __version__},
+        "verb": "",
+        "state": "",
+        "detail": "",
+        "exit": 0,
+        "changed": False,
+        "vllm": {"root": None, "version": None},
+        "plan": None,
+        "files": [],
+        "overlay": None,
+        "caches": [],
+        "notes": [],
+        "error": None,
+    }
+
+
+def uses_colour(choice: str) -> bool:
+    """Whether to colour: as told, or only on a terminal that wants it."""
+    if choice != "auto":
+        return choice == "always"
+    return (
+        sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+    )
+
+
+def text(report: Report, *, colour: bool, verbose: bool) -> str:
+    """The report for a person: the tree, one line per anchor, the overlay, the last word."""
+    vllm = report["vllm"]
+    lines = [
+        f"{PREFIX} vLLM {vllm['version'] or 'of unknown version'} at {vllm['root']}: "
+        f"{_paint(report['state'], colour)}"
+    ]
+    if report["detail"]:
+        lines.append(f"{PREFIX} {report['detail']}")
+    for file in report["files"]:
+        for anchor in file["anchors"]:
+            state = _paint(anchor["state"], colour, width=14)
+            line = f"{PREFIX}   {anchor['id']:<15} {state}  {file['path']}"
+            detail = anchor.get("detail", "")
+            shown = verbose or anchor["state"] not in ("applied", "pristine", "outdated")
+            lines.append(f"{line}  ({detail})" if detail and shown else line)
+    overlay = report["overlay"]
+    if overlay:
+        lines.append(
+            f"{PREFIX} overlay {overlay['digest'][:12]} in {overlay['root']}: "
+            f"{_paint(overlay['state'], colour)}"
+        )
+    if report["plan"]:
+        lines.append(f"{PREFIX} plan {report['plan'][:12]}")
+    lines += [f"{PREFIX} cleared {path}" for path in report["caches"]]
+    lines += [f"{PREFIX} note: {note}" for note in report["notes"]]
+    return "\n".join(lines)
+
+
+def failure(error: dict[str, Any], *, verbose: bool) -> str:
+    """An error for a person: cause and consequence first, the next command last."""
+    lines = [f"{PREFIX} {error['message']}"]
+    lines += [f"{PREFIX}   {line}" for line in error["context"]]
+    if error["hint"]:
+        lines.append(f"{PREFIX} next: {error['hint']}")
+    if verbose:
+        lines.append(f"{PREFIX} reference: {error['reference']}")
+    return "\n".join(lines)
+
+
+def _paint(word: str, colour: bool, width: int = 0) -> str:
+    padded = f"{word:<{width}}"
+    if not colour:
+        return padded
+    tint = _GREEN if word in _GOOD else _YELLOW if word in _FAIR else _RED
+    return f"{tint}{padded}{_PLAIN}"

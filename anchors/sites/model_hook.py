@@ -1,0 +1,111 @@
+"""The model hook: tower, weights and routing are added to the stock model class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anchors.engine import hook
+from anchors.engine.anchor import (
+    ABSENT,
+    APPLIES,
+    MIXED,
+    TWICE,
+    Anchor,
+    Case,
+    Match,
+    Values,
+    classes,
+    exactly_one,
+    functions,
+    imported,
+)
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+_CLASS = "DeepseekV4ForCausalLM"
+_CLASSES = (_CLASS, "DeepseekV4Model", "DeepseekV4MoE", "DeepseekV4DecoderLayer")
+_MAPPER = "_make_deepseek_v4_weights_mapper"
+_ROUTER = "fused_topk_bias"
+_SUFFIX = ".ffn.gate.bias"
+
+
+def _find(module: cst.Module) -> Match:
+    for name in _CLASSES:
+        exactly_one(f"top-level class {name}", len(classes(module, name)))
+    mappers = functions(module, _MAPPER)
+    exactly_one(f"top-level function {_MAPPER}", len(mappers))
+    exactly_one(f"top-level import of {_ROUTER}", imported(module, _ROUTER))
+    # A fork that keeps the gate elsewhere (`norm_gate`) has another suffix here, and the routing
+    # bias would have no home.
+    exactly_one(f'suffix "{_SUFFIX}" in {_MAPPER}', _strings(mappers[0], _SUFFIX))
+    return Match()
+
+
+def _strings(node: cst.CSTNode, value: str) -> int:
+    import libcst as cst
+    from libcst import matchers as m
+
+    found = m.findall(node, m.SimpleString())
+    return sum(isinstance(s, cst.SimpleString) and s.evaluated_value == value for s in found)
+
+
+def _render(match: Match, values: Values) -> str:
+    return hook.render("model", _CLASS, values)
+
+
+_SOURCE = """\
+from vllm.router import (
+    fused_topk_bias,
+)
+
+
+class DeepseekV4MoE:
+    pass
+
+
+class DeepseekV4DecoderLayer:
+    pass
+
+
+class DeepseekV4Model:
+    pass
+
+
+def _make_deepseek_v4_weights_mapper(expert_dtype):
+    return {".ffn.gate.bias": ".ffn.gate.e_score_correction_bias"}
+
+
+class DeepseekV4ForCausalLM:
+    model_cls = DeepseekV4Model
+"""
+
+ANCHORS = (
+    Anchor(
+        id="model-hook",
+        file="models/deepseek_v4/nvidia/model.py",
+        where="end of the file, after class DeepseekV4ForCausalLM",
+        what="hook that gives vision checkpoints their tower, weights and routing",
+        why=(
+            "The checkpoint declares the text-only architecture and carries 316 tensors that the "
+            "stock class has no place for; class attributes stay stock, methods are wrapped."
+        ),
+        until="vLLM 0.30.0, which serves the checkpoint as DeepseekV4ForConditionalGeneration",
+        upstream="vllm-project/vllm pull request 54566",
+        find=_find,
+        render=_render,
+        cases=(
+            Case(APPLIES, _SOURCE),
+            Case(APPLIES, _SOURCE.replace("    fused_topk_bias,", "    a, fused_topk_bias, b,")),
+            Case(APPLIES, _SOURCE.replace("(expert_dtype)", "(expert_dtype, extra=None)")),
+            Case(APPLIES, _SOURCE.replace("class DeepseekV4MoE:", "class DeepseekV4MoE(Base):")),
+            Case(ABSENT, _SOURCE.replace("class DeepseekV4MoE:", "class DeepseekV4Experts:")),
+            Case(ABSENT, _SOURCE.replace(_ROUTER, "fused_topk")),
+            Case(ABSENT, _SOURCE.replace(".ffn.gate.bias", ".ffn.norm_gate.bias")),
+            Case(ABSENT, _SOURCE.replace(_MAPPER, "_make_weights_mapper")),
+            Case(TWICE, _SOURCE + "\n\nclass DeepseekV4Model:\n    pass\n"),
+            Case(TWICE, _SOURCE + "\n\nfrom vllm.other import fused_topk_bias\n"),
+            Case(MIXED, _SOURCE + "# >>> vision-exp:model-hook\n"),
+        ),
+    ),
+)

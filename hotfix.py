@@ -1,0 +1,182 @@
+"""Gives an installed, text-only vLLM image input for DeepSeek-V4-Flash-Vision-Exp, or says why not.
+
+exit codes:
+  0    done, already done, or not needed
+  1    the answer is no (status: not applied; diff with --exit-code: not empty; verify failed)
+  2    bad usage
+  3    refused: the source is not what we know; nothing was changed
+  4    failed while writing; rolled back
+  5    the rollback failed; files listed
+  6    environment: no vLLM, no LibCST, not writable; nothing was changed
+  130  interrupted; rolled back
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any, NoReturn
+
+from anchors import __version__
+from anchors.engine import fast, report
+from anchors.engine.errors import DONE, INTERRUPTED, USAGE, HotfixError
+from anchors.engine.target import Target, discover
+
+Report = report.Report
+
+
+class Parser(argparse.ArgumentParser):
+    """Bad usage is exit 2, and still one JSON object where `--json` was given."""
+
+    def error(self, message: str) -> NoReturn:
+        if "--json" in sys.argv[1:]:
+            failed = report.blank()
+            failed["exit"] = USAGE
+            failed["error"] = {
+                "reference": "usage",
+                "message": message,
+                "context": [],
+                "hint": "python3 hotfix.py --help",
+            }
+            _print_json(failed)
+        else:
+            self.print_usage(sys.stderr)
+            print(f"{report.PREFIX} {message}", file=sys.stderr)
+        raise SystemExit(USAGE)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line. Common options may stand before or after the verb."""
+    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument("--root", metavar="VLLM_PACKAGE_DIR", help="the vLLM package to work on")
+    common.add_argument("--overlay-root", metavar="DIR", help="where the overlay is staged")
+    common.add_argument("--json", action="store_true", help="print one JSON object")
+    common.add_argument("-q", "--quiet", action="store_true", help="nothing on success")
+    common.add_argument("-v", "--verbose", action="store_true", help="reasons, tracebacks")
+    common.add_argument("--color", choices=("auto", "always", "never"))
+    parser = Parser(
+        prog="hotfix.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    parser.add_argument("--version", action="version", version=f"vision-exp {__version__}")
+    verbs: Any = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def verb(name: str, text: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=text, description=text, parents=[common])
+
+    apply = verb("apply", "make it so; idempotent")
+    apply.add_argument("--dry-run", action="store_true", help="show the diff, write nothing")
+    apply.add_argument("--strict", action="store_true", help="refuse where a site has no file")
+    revert = verb("revert", "put the original bytes back, remove the overlay; idempotent")
+    revert.add_argument("--dry-run", action="store_true", help="write nothing")
+    verb("status", "one line per anchor; no writes")
+    verify = verb("verify", "re-derive everything from the bytes, ignoring the receipt")
+    verify.add_argument("--import", dest="imports", action="store_true", help="import in a child")
+    diff = verb("diff", "the unified diff that apply (or revert) would write")
+    diff.add_argument("--reverse", action="store_true", help="what revert would write")
+    diff.add_argument("--stat", action="store_true", help="one line per file")
+    diff.add_argument("-U", "--unified", type=int, default=3, metavar="N", help="context lines")
+    diff.add_argument("--exit-code", action="store_true", help="exit 1 if not empty")
+    verb("list", "the anchors")
+    explain = verb("explain", "one anchor: what, why, until when, its diff")
+    explain.add_argument("id", metavar="ID")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one verb; returns its exit code."""
+    defaults = argparse.Namespace(
+        root=None, overlay_root=None, json=False, quiet=False, verbose=False, color="auto"
+    )
+    arguments = build_parser().parse_args(argv, defaults)
+    try:
+        result = _run(arguments)
+    except HotfixError as error:
+        if arguments.verbose:
+            import traceback
+
+            traceback.print_exc()
+        return _fail(arguments, error)
+    except KeyboardInterrupt:
+        stopped = HotfixError(
+            "interrupted",
+            "interrupted before anything was written.",
+            exit_code=INTERRUPTED,
+            hint=f"python3 hotfix.py {arguments.verb}",
+        )
+        return _fail(arguments, stopped)
+    if arguments.json:
+        result.pop("text", None)
+        _print_json(result)
+    elif "text" in result:
+        sys.stdout.write(result["text"])
+    elif not arguments.quiet:
+        colour = report.uses_colour(arguments.color)
+        print(report.text(result, colour=colour, verbose=arguments.verbose))
+        if result.get("summary"):
+            print(f"=====> {result['summary']}")
+    if result["exit"] != DONE and not arguments.json and result["error"]:
+        print(report.failure(result["error"], verbose=arguments.verbose), file=sys.stderr)
+    return int(result["exit"])
+
+
+def _run(arguments: argparse.Namespace) -> Report:
+    if arguments.verb in ("list", "explain"):
+        from anchors.engine import catalogue
+
+        return catalogue.run(arguments)
+    target = discover(arguments.root)
+    if arguments.verb in ("apply", "status"):
+        known = _from_receipt(arguments, target)
+        if known:
+            return known
+    from anchors.engine import commands
+
+    return commands.run(arguments, target)
+
+
+def _from_receipt(arguments: argparse.Namespace, target: Target) -> Report | None:
+    """The answer where the receipt still holds: no parsing, no writing."""
+    wanted = arguments.overlay_root or os.environ.get("VISION_EXP_OVERLAY_ROOT")
+    known = fast.applied(target.root, os.path.abspath(wanted) if wanted else None)
+    if known is None or getattr(arguments, "strict", False):
+        return None
+    result = report.blank()
+    result.update({name: known[name] for name in ("plan", "files", "notes", "overlay")})
+    result.update(verb=arguments.verb, state="applied")
+    result["vllm"] = {"root": target.root, "version": target.version}
+    if arguments.verb == "apply":
+        result["summary"] = f"already in place (plan {known['plan'][:12]}); nothing was written"
+    return result
+
+
+def _fail(arguments: argparse.Namespace, error: HotfixError) -> int:
+    if arguments.json:
+        failed = report.blank()
+        failed.update(verb=arguments.verb, state=error.state, error=error.as_json())
+        failed["exit"] = error.exit_code
+        failed["vllm"]["root"] = arguments.root
+        _print_json(failed)
+    else:
+        print(report.failure(error.as_json(), verbose=arguments.verbose), file=sys.stderr)
+    return error.exit_code
+
+
+def _print_json(result: Report) -> None:
+    import json
+
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has what it wanted (`| head`); a flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = DONE
+    raise SystemExit(code)
