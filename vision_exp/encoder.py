@@ -25,17 +25,19 @@ def encode_images(
     grids = [(int(h), int(w)) for h, w in vit_grid.tolist()]
     counts = [h * w for h, w in llm_grid.tolist()]
     pieces = patches.split([h * w for h, w in grids])
-    rows = _spread(model, pieces, grids, counts) if spread else _run(model, pieces, grids)
+    rows = (_spread if spread else _run)(model, pieces, grids, counts)
     return [one.index_select(0, order) for one, order in zip(rows, perm.split(counts), strict=True)]
 
 
 def _run(
-    model: Any, pieces: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]
+    model: Any,
+    pieces: Sequence[torch.Tensor],
+    grids: Sequence[tuple[int, int]],
+    counts: Sequence[int],
 ) -> list[torch.Tensor]:
-    done = []
-    for piece, grid in zip(pieces, grids, strict=True):
-        done.append(model.aligner(model.vision(piece, grid), grid))
-    return done
+    """Raster-order rows of each image, all images packed into one pass."""
+    rows = model.vision(torch.cat(tuple(pieces)), grids)
+    return list(model.aligner(rows, grids).split(list(counts)))
 
 
 def shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
@@ -61,15 +63,17 @@ def _spread(
         tensor_model_parallel_all_gather,
     )
 
-    given = shares([len(piece) for piece in pieces], get_tensor_model_parallel_world_size())
+    sizes = [len(piece) for piece in pieces]
+    given = shares(sizes, get_tensor_model_parallel_world_size())
     mine = given[get_tensor_model_parallel_rank()]
-    rows = _run(model, [pieces[i] for i in mine], [grids[i] for i in mine])
     # Every rank contributes a block of the same height, padded below.
     height = max(sum(counts[i] for i in share) for share in given)
     hidden = model.config.hidden_size
     block = model.image_start.new_zeros((height, hidden))
-    if rows:
-        block[: sum(len(one) for one in rows)] = torch.cat(rows)
+    if mine:
+        parts = ([of[i] for i in mine] for of in (pieces, grids, counts))
+        rows = torch.cat(_run(model, *parts))
+        block[: len(rows)] = rows
     gathered = tensor_model_parallel_all_gather(block, dim=0)
     result: list[torch.Tensor] = [gathered] * len(pieces)
     for rank, share in enumerate(given):

@@ -12,18 +12,19 @@ from vision_exp import install
 # A child of vLLM's logger, so that it is shown wherever vLLM's own lines are.
 logger = logging.getLogger("vllm.vision_exp")
 
-_logged: set[int] = set()
+_logged: set[tuple[int, bool]] = set()
 
 
 def log_once(builds: str, model_config: Any, vllm_config: Any = None) -> None:
     """Log the evidence line, once per process.
 
     `builds` is "model" or "processor"; a process without a model has no `vllm_config`, and its
-    line names neither routing nor visibility.
+    line names neither routing nor visibility. A model built after a processor adds its own line.
     """
-    if os.getpid() in _logged:
+    process, has_model = os.getpid(), vllm_config is not None
+    if (process, has_model) in _logged or (process, True) in _logged:
         return
-    _logged.add(os.getpid())
+    _logged.add((process, has_model))
     logger.info("%s", line(builds, model_config, vllm_config))
 
 
@@ -32,17 +33,16 @@ def line(builds: str, model_config: Any, vllm_config: Any = None) -> str:
     import vllm
 
     role = f"{multiprocessing.current_process().name}/{builds}"
-    routing = visibility = "-"
+    routing = seeing = "-"
     if vllm_config is not None:
-        from vision_exp import routing_wiring
-        from vision_exp import visibility as visibility_module
+        from vision_exp import routing_wiring, visibility
 
         routing = routing_wiring.describe(vllm_config)
-        visibility = visibility_module.describe(vllm_config)
+        seeing = visibility.describe(vllm_config)
     eps = getattr(model_config.hf_config, "rms_norm_eps", None)
     state = install.installed
     return (
         f"[vision-exp] active pid={os.getpid()} role={role} vllm={vllm.__version__} "
         f"plan={state.plan[:8]} overlay={state.overlay[:8]} routing={routing} "
-        f"visibility={visibility} eps={eps:g}"
+        f"visibility={seeing} eps={eps:g}"
     )

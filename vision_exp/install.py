@@ -7,6 +7,7 @@ model that imports vLLM's DeepSeek-V4 package. Everything that costs time or can
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -145,7 +146,12 @@ def prepare_config(config: Any) -> None:
         config.image_token_index = 129264
     eps = getattr(config, "rms_norm_eps", None)
     if eps is not None and eps != FORCED_EPS and os.environ.get(EPS_VARIABLE) != "keep":
-        logger.info(
-            "[vision-exp] rms_norm_eps %g -> %g (%s=keep leaves it)", eps, FORCED_EPS, EPS_VARIABLE
-        )
         config.rms_norm_eps = FORCED_EPS
+        _log_eps(os.getpid(), eps)
+
+
+@functools.cache
+def _log_eps(process: int, eps: float) -> None:
+    # Once per process: vLLM reads the same config several times.
+    message = "[vision-exp] rms_norm_eps %g -> %g (%s=keep leaves the checkpoint's value)"
+    logger.info(message, eps, FORCED_EPS, EPS_VARIABLE)

@@ -72,6 +72,16 @@ class VisionExpInfo(BaseProcessingInfo):
         """No limit of our own: --limit-mm-per-prompt is the only cap."""
         return {"image": None}
 
+    def validate_num_items(self, modality: str, num_items: int) -> None:
+        """As vLLM's, but naming the flag, which it leaves out where nothing else limits."""
+        limit = self.allowed_mm_limits.get(modality, 0)
+        if num_items > limit:
+            raise VLLMValidationError(
+                f"At most {limit} {modality}(s) may be provided in one prompt. Set "
+                "`--limit-mm-per-prompt` to increase this limit.",
+                parameter=modality,
+            )
+
     def get_mm_max_tokens_per_item(
         self, seq_len: int, mm_counts: Mapping[str, int]
     ) -> Mapping[str, int]:

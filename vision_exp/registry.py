@@ -35,11 +35,32 @@ class VisionConfigError(RuntimeError):
 def install() -> None:
     """Wrap the registry's two answers. Idempotent; imports nothing."""
     lazy.when_imported("vllm.model_executor.models.registry", _wrap_registry)
+    lazy.when_imported("vllm.config.model", _wrap_model_config)
 
 
 def _wrap_registry(module: ModuleType) -> None:
     lazy.wrap(module._ModelRegistry, "inspect_model_cls", _inspect_model_cls)
     lazy.wrap(module._ModelRegistry, "resolve_model_cls", _resolve_model_cls)
+
+
+def _wrap_model_config(module: ModuleType) -> None:
+    """Text mode (image limit 0) is no prefix-LM; before 0.27 vLLM does not see that itself."""
+    stock = module.ModelConfig.is_mm_prefix_lm.func  # a cached_property
+
+    def is_mm_prefix_lm(self: Any) -> bool:
+        return stock(self) and not images_off(self)
+
+    module.ModelConfig.is_mm_prefix_lm = property(is_mm_prefix_lm, doc=stock.__doc__)
+
+
+def images_off(model_config: Any) -> bool:
+    """Whether a Vision-Exp checkpoint is served in text mode."""
+    multimodal = model_config.multimodal_config
+    return (
+        is_vision_exp(model_config.hf_config)
+        and multimodal is not None
+        and multimodal.get_limit_per_prompt("image") == 0
+    )
 
 
 def _inspect_model_cls(original: Any, self: Any, architectures: Any, model_config: Any) -> Any:

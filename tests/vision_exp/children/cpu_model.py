@@ -1,0 +1,104 @@
+"""Builds vLLM's own DeepSeek-V4 model in small sizes on a CPU, with its attention left out.
+
+What vLLM cannot do without a GPU is replaced: CUDA streams and events, and the attention class.
+Everything else (registry, construction, MoE, weight loading) is the release's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu.checkpoint_tensors import specs, tensor
+from rig import Rig
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+SIZES = {
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "vision_dim": 64,
+    "vision_inter_dim": 48,
+    "expert_dtype": "bf16",
+}
+
+
+class _Nothing:
+    """Stands for a CUDA stream or event."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class _NoAttention(torch.nn.Module):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    @staticmethod
+    def get_padded_num_q_heads(heads: int) -> int:
+        return heads
+
+
+def _folder(rig: Rig, name: str, overrides: dict[str, Any]) -> Path:
+    layers = overrides.get("num_hidden_layers", 4)
+    return rig.checkpoint(name, **{**SIZES, "compress_ratios": [0] * (layers + 3), **overrides})
+
+
+def config(rig: Rig, name: str) -> Any:
+    return rig.model_config(_folder(rig, name, {})).hf_config
+
+
+@cache
+def _prepare() -> None:
+    import tempfile
+
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+    torch.cuda.Stream = torch.cuda.Event = _Nothing
+    import vllm.models.deepseek_v4.nvidia.model as module
+
+    module._select_dsv4_attn_cls = lambda *args, **kwargs: _NoAttention
+    with tempfile.NamedTemporaryFile(delete=False) as rendezvous:
+        init_distributed_environment(1, 0, f"file://{rendezvous.name}", 0, "gloo")
+    initialize_model_parallel(1, 1)
+
+
+def build(rig: Rig, name: str, *, model_options: dict[str, Any] | None = None, **overrides: Any):
+    """An instance of the class that the registry gives for the checkpoint `name`."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    folder = _folder(rig, name, overrides)
+    vllm_config = VllmConfig(model_config=rig.model_config(folder, **(model_options or {})))
+    with set_current_vllm_config(vllm_config):
+        _prepare()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            model = initialize_model(vllm_config)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for module in model.modules():
+        if hasattr(module, "quant_method"):
+            # What the CPU platform sets after loading, from packed copies of the weights.
+            module.cpu_linear = torch.nn.functional.linear
+    return model
+
+
+def checkpoint(rig: Rig, name: str, **overrides: Any) -> dict[str, torch.Tensor]:
+    """Random weights of the checkpoint `name`, written to disk once and read back from there."""
+    folder = _folder(rig, name, overrides)
+    path = folder / "model.safetensors"
+    if not path.exists():
+        values = json.loads((folder / "config.json").read_text())
+        made = {
+            spec.name: tensor(spec, 0, values)
+            for spec in specs(values)
+            if not re.match(r"(layers|mtp)\.\d+\.attn\.", spec.name)
+        }
+        save_file(made, path)
+    with safe_open(path, "pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118

@@ -1,0 +1,80 @@
+"""What the checks share: tiny checkpoints on disk and objects of the running vLLM release."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tiny_config
+import tiny_tokenizer
+from PIL import Image
+
+
+class Rig:
+    """Tiny checkpoints below `folder`, built when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def checkpoint(self, name: str, **overrides: Any) -> Path:
+        """A Vision-Exp checkpoint (config and tokenizer) called `name`."""
+        folder = self.folder / name
+        if not folder.exists():
+            tiny_tokenizer.write(tiny_config.write(folder, **overrides))
+        return folder
+
+    @cached_property
+    def vision_folder(self) -> Path:
+        return self.checkpoint("vision")
+
+    @cached_property
+    def text_folder(self) -> Path:
+        folder = self.folder / "text"
+        tiny_tokenizer.write(tiny_config.write_text_only(folder))
+        return folder
+
+    def model_config(self, folder: Path, **options: Any) -> Any:
+        from vllm.config import ModelConfig
+
+        options = {"max_model_len": 4096, "limit_mm_per_prompt": {"image": 32}, **options}
+        return ModelConfig(model=str(folder), **options)
+
+    @cached_property
+    def vision_model_config(self) -> Any:
+        return self.model_config(self.vision_folder)
+
+    @cached_property
+    def text_model_config(self) -> Any:
+        return self.model_config(self.text_folder)
+
+    def processor(self, cached: bool = False) -> Any:
+        from vllm.multimodal import MULTIMODAL_REGISTRY
+        from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+
+        config = self.vision_model_config
+        cache = MultiModalProcessorOnlyCache(config) if cached else None
+        return MULTIMODAL_REGISTRY.create_processor(config, cache=cache)
+
+    def apply(self, processor: Any, prompt: Any, images: list[Any], uuids: Any = None) -> Any:
+        """Process a prompt (ids, or text where the release takes it) with images."""
+        from vllm.multimodal.processing import ProcessorInputs
+        from vllm.multimodal.processing.context import TimingContext
+
+        items = processor.info.parse_mm_data({"image": images})
+        inputs = ProcessorInputs(prompt, items, uuids)
+        return processor.apply(inputs, TimingContext(enabled=False))
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    """An RGB picture of random pixels."""
+    return Image.frombytes(
+        "RGB", (width, height), random.Random(seed).randbytes(3 * width * height)
+    )
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
