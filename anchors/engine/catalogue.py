@@ -7,9 +7,9 @@ import difflib
 from dataclasses import asdict
 
 from anchors.engine import report
-from anchors.engine.anchor import APPLIES, Anchor
 from anchors.engine.errors import USAGE, HotfixError
 from anchors.engine.report import Report
+from anchors.kit.anchor import APPLIES, Anchor
 from anchors.sites import all_anchors
 
 _SHOWN = ("id", "file", "where", "what", "why", "until", "upstream")

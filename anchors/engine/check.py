@@ -6,10 +6,10 @@ import warnings
 from dataclasses import dataclass
 
 from anchors.engine import fences
-from anchors.engine.anchor import Match
 from anchors.engine.errors import refused
 from anchors.engine.locate import decode, locate
 from anchors.engine.plan import FilePlan, Plan
+from anchors.kit.anchor import Match
 
 
 @dataclass(frozen=True)

@@ -4,40 +4,66 @@ from __future__ import annotations
 
 import argparse
 
-from anchors.engine import diffs, verbs
+from anchors.engine import check, diffs, importing
+from anchors.engine.applying import apply
 from anchors.engine.effects import Effects
 from anchors.engine.errors import DONE, NO
+from anchors.engine.judging import DONE_STATES, Options, as_report, judge, refuse
 from anchors.engine.report import Report
+from anchors.engine.reverting import revert
 from anchors.engine.target import Target
 
 
 def run(arguments: argparse.Namespace, target: Target) -> Report:
     """Runs `arguments.verb` on `target`. Raises HotfixError for refusals."""
-    options = verbs.Options(
+    options = Options(
         overlay_root=arguments.overlay_root,
         dry_run=getattr(arguments, "dry_run", False),
         strict=getattr(arguments, "strict", False),
     )
-    if arguments.verb == "status":
-        return verbs.status(target, options)
-    if arguments.verb == "verify":
-        return verbs.verify(target, options)
-    if arguments.verb == "diff":
-        return _diff(arguments, target, options)
+    if arguments.verb == "apply":
+        return _apply(arguments, target, options)
     if arguments.verb == "revert":
-        return verbs.revert(target, options, Effects())
-    result = verbs.apply(target, options, Effects())
-    if options.dry_run and not arguments.quiet and not arguments.json:
-        print(diffs.make(verbs.judge(target, options).plan, reverse=False, context=3).text, end="")
+        return revert(target, options, Effects())
+    return {"status": _status, "verify": _verify, "diff": _diff}[arguments.verb](
+        arguments, target, options
+    )
+
+
+def _apply(arguments: argparse.Namespace, target: Target, options: Options) -> Report:
+    result = apply(target, options, Effects())
+    if options.dry_run:
+        plan = judge(target, options).plan
+        result["diff"] = diffs.make(plan, reverse=False, context=3).text
+        if not arguments.json and not arguments.quiet:
+            print(result["diff"], end="")
     return result
 
 
-def _diff(arguments: argparse.Namespace, target: Target, options: verbs.Options) -> Report:
-    judged = verbs.judge(target, options)
+def _status(arguments: argparse.Namespace, target: Target, options: Options) -> Report:
+    result = as_report(judge(target, options), "status")
+    result["exit"] = DONE if result["state"] in DONE_STATES else NO
+    return result
+
+
+def _verify(arguments: argparse.Namespace, target: Target, options: Options) -> Report:
+    """Re-derives everything from the bytes and proves it; exit 1 where that does not hold."""
+    judged = judge(target, options)
+    result = as_report(judged, "verify")
+    result["exit"] = DONE if judged.state in DONE_STATES else NO
+    if judged.state in ("applied", "applied-unrecorded"):
+        check.prove(judged.plan)
+        if arguments.imports:
+            importing.check(target, judged.plan)
+    return result
+
+
+def _diff(arguments: argparse.Namespace, target: Target, options: Options) -> Report:
+    judged = judge(target, options)
     if not arguments.reverse:
-        verbs.refuse(judged)
+        refuse(judged)
     difference = diffs.make(judged.plan, reverse=arguments.reverse, context=arguments.unified)
-    result = verbs.as_report(judged, "diff")
+    result = as_report(judged, "diff")
     result["diff"] = difference.text
     result["text"] = difference.stat if arguments.stat else difference.text
     result["exit"] = NO if arguments.exit_code and difference.text else DONE

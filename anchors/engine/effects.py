@@ -65,22 +65,20 @@ class Effects:
 
     def remove(self, path: str) -> None:
         """Removes a file that may be gone already."""
-        self.before_step("remove", path)
-        try:
+        if os.path.lexists(path):
+            self.before_step("remove", path)
             os.unlink(path)
-        except FileNotFoundError:
-            return
 
     def remove_tree(self, path: str) -> None:
         """Removes a folder with everything in it; one that is gone already is fine."""
-        self.before_step("remove-tree", path)
         if os.path.isdir(path) and not os.path.islink(path):
+            self.before_step("remove-tree", path)
             shutil.rmtree(path)
 
     def remove_folder_if_empty(self, path: str) -> None:
         """Removes a folder unless something is in it."""
-        self.before_step("rmdir", path)
         if os.path.isdir(path) and not os.listdir(path):
+            self.before_step("rmdir", path)
             os.rmdir(path)
 
     def sync_folder(self, path: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 
 from anchors.engine.digests import sha256
@@ -100,22 +102,25 @@ def roll_back(
     """Undoes a transaction; returns paths that somebody else has written since and that stay.
 
     `touched` names what this very process replaced: those are put back whatever they hold now.
-    Raises HotfixError (exit 5) listing the files that could not be put back.
+    Raises HotfixError (exit 5) listing what could not be put back.
     """
     effects.may_stop = False
     failed: list[str] = []
     kept: list[str] = []
     for entry in reversed(journal.files):
-        try:
+        with _noting(failed, entry.path):
             if not _restore(entry, effects, touched):
                 kept.append(entry.path)
-        except OSError as error:
-            failed.append(f"{entry.path}: {error.strerror or error}")
     for tree in reversed(journal.trees):
-        try:
+        with _noting(failed, tree.final):
             _restore_tree(tree, effects)
-        except OSError as error:
-            failed.append(f"{tree.final}: {error.strerror or error}")
+    for folder in reversed(journal.folders):
+        with _noting(failed, folder):
+            effects.remove_folder_if_empty(folder)
+    if not failed:
+        with _noting(failed, journal_path(root)):
+            _close(root, effects)
+    effects.may_stop = True
     if failed:
         raise HotfixError(
             "rollback-failed",
@@ -125,21 +130,19 @@ def roll_back(
             hint="remove the cause, then: python3 hotfix.py revert",
             state="interrupted",
         )
-    for folder in reversed(journal.folders):
-        effects.remove_folder_if_empty(folder)
-    _close(root, effects)
-    effects.may_stop = True
     return kept
 
 
 def finish(journal: Journal, root: str, effects: Effects) -> None:
-    """Clears away what a committed transaction no longer needs."""
+    """Clears away what a committed transaction no longer needs.
+
+    The work is done by then: what fails here is tried once more, and then left to the next run.
+    """
     effects.may_stop = False
-    for tree in journal.trees:
-        effects.remove_tree(tree.old)
-    for folder in journal.empty:
-        effects.remove_folder_if_empty(folder)
-    _close(root, effects)
+    for _ in range(2):
+        with suppress(Exception):
+            _tidy(journal, root, effects)
+            break
     effects.may_stop = True
 
 
@@ -148,12 +151,28 @@ def committed(journal: Journal) -> Journal:
     return replace(journal, phase=COMMITTED)
 
 
+def _tidy(journal: Journal, root: str, effects: Effects) -> None:
+    for tree in journal.trees:
+        effects.remove_tree(tree.old)
+    for folder in journal.empty:
+        effects.remove_folder_if_empty(folder)
+    _close(root, effects)
+
+
 def _close(root: str, effects: Effects) -> None:
     path = journal_path(root)
+    effects.remove_tree(os.path.join(os.path.dirname(path), "undo"))
     effects.remove(f"{path}.tmp")
     effects.remove(path)
     effects.sync_folder(os.path.dirname(path))
-    effects.remove_tree(os.path.join(os.path.dirname(path), "undo"))
+
+
+@contextmanager
+def _noting(failed: list[str], path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        failed.append(f"{path}: {error.strerror or error}")
 
 
 def _restore(entry: FileEntry, effects: Effects, touched: frozenset[str] | None) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from anchors.engine import fences
-from anchors.engine.anchor import (
+from anchors.engine.locate import locate
+from anchors.kit.anchor import (
     APPLIES,
     MIXED,
     NOT_APPLICABLE,
@@ -12,7 +13,6 @@ from anchors.engine.anchor import (
     NotApplicable,
     Values,
 )
-from anchors.engine.locate import locate
 
 _SAMPLE = Values(root="/overlay", overlay="0" * 64, plan="1" * 64)
 

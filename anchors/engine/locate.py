@@ -7,9 +7,9 @@ import os
 import stat
 from dataclasses import dataclass
 
-from anchors.engine.anchor import Anchor, Drift, Match, NotApplicable
 from anchors.engine.digests import sha256
 from anchors.engine.errors import environment, refused
+from anchors.kit.anchor import Anchor, Drift, Match, NotApplicable
 
 Outcome = Match | Drift | NotApplicable
 _REINSTALL = "reinstall this vLLM, or use a container that has not been edited"
@@ -51,10 +51,11 @@ def read(root: str, path: str) -> Source:
                 hint="reinstall vLLM with copies (uv: --link-mode=copy), then run this again",
             )
         if not stat.S_ISREG(os.stat(full).st_mode):
-            raise environment(
+            raise refused(
                 "target-not-a-file",
                 f"{path} is not a regular file. Nothing was changed.",
                 hint=_REINSTALL,
+                state="missing",
             )
         with open(full, "rb") as file:
             return Source(path, file.read())

@@ -30,6 +30,26 @@ def locked(path: str, effects: Effects, wait_s: float = WAIT_S) -> Iterator[None
         os.close(handle)
 
 
+def wait_for_holder(path: str, wait_s: float = WAIT_S) -> bool:
+    """Waits, without writing, while another run holds the lock at `path`; whether one did."""
+    deadline = time.monotonic() + wait_s
+    waited = False
+    while time.monotonic() < deadline:
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return waited
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return waited
+        except BlockingIOError:
+            waited = True
+            time.sleep(_PAUSE_S)
+        finally:
+            os.close(handle)
+    return waited
+
+
 def _acquire(path: str, effects: Effects, deadline: float) -> int:
     while True:
         effects.before_step("lock", path)

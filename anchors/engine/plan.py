@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from anchors import __version__
 from anchors.engine import fences, native
-from anchors.engine.anchor import Anchor, Drift, Match, NotApplicable, Values
 from anchors.engine.digests import sha256
 from anchors.engine.errors import refused
 from anchors.engine.fences import Block, Split
 from anchors.engine.locate import Located, Source, locate, read
 from anchors.engine.target import Target
+from anchors.kit.anchor import Anchor, Drift, Match, NotApplicable, Values
 
 _ROOT = re.compile(r'^\s*root=(".*"),$', re.MULTILINE)
 _INIT = f"{native.PACKAGE}/__init__.py"
@@ -77,13 +77,12 @@ def make(
     paths = list(dict.fromkeys(anchor.file for anchor in anchors))
     sources = {path: read(target.root, path) for path in paths}
     splits = {path: fences.split(source.data or b"") for path, source in sources.items()}
-    blocks = {path: {block.id: block for block in split.blocks} for path, split in splits.items()}
     root = root or recorded_root(splits.values()) or default_root
     base = Plan(target, "", "", "", root, overlay, _untouched(sources, splits))
     early = _without_locating(target, sources, splits)
     if early:
         return _with(base, *early)
-    _refuse_newer(blocks)
+    refuse_newer(splits)
     located = {
         path: locate(path, splits[path].stock, _of(anchors, path))
         for path in paths
@@ -174,9 +173,10 @@ def _may_be_absent(path: str, imports: bytes) -> bool:
     return bool(draft) and not re.search(rb"nvidia(\.|\s+import\s+)" + name + rb"\b", imports)
 
 
-def _refuse_newer(blocks: dict[str, dict[str, Block]]) -> None:
-    for path, file in blocks.items():
-        for block in file.values():
+def refuse_newer(splits: Mapping[str, Split]) -> None:
+    """Raises HotfixError (exit 3) if a newer version of this tool wrote one of the blocks."""
+    for path, split in splits.items():
+        for block in split.blocks:
             if block.intact and is_newer(block.version):
                 raise refused(
                     "newer-tool",

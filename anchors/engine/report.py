@@ -80,7 +80,7 @@ def failure(error: dict[str, Any], *, verbose: bool) -> str:
     lines = [f"{PREFIX} {error['message']}"]
     lines += [f"{PREFIX}   {line}" for line in error["context"]]
     if error["hint"]:
-        lines.append(f"{PREFIX} next: {error['hint']}")
+        lines.append(f"next: {error['hint']}")
     if verbose:
         lines.append(f"{PREFIX} reference: {error['reference']}")
     return "\n".join(lines)

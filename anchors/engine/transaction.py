@@ -18,7 +18,7 @@ from anchors.engine.errors import ROLLED_BACK, HotfixError
 from anchors.engine.journal import STATE_FOLDER, FileEntry, Journal, TreeEntry
 
 _CAUSES = {
-    errno.ENOSPC: "the disk is full",
+    errno.ENOSPC: "no space left on the disk",
     errno.EDQUOT: "the disk quota is used up",
     errno.EROFS: "the file system is read-only",
     errno.EBUSY: "it is a mount point",
@@ -66,15 +66,15 @@ def commit(job: Job, effects: Effects) -> None:
     try:
         _prepare(job, plan, effects)
         _write(job, plan, effects, touched)
-        _read_back(job)
         for path in job.caches:
             (effects.remove_tree if os.path.isdir(path) else effects.remove)(path)
         for change, entry in zip(job.records, plan.files[len(job.files) :], strict=True):
             _put(change, entry, effects, touched)
+        _read_back(job)
         journals.save(journals.committed(plan), job.root, effects)
-    except (OSError, HotfixError) as error:
+    except BaseException:
         journals.roll_back(plan, job.root, effects, frozenset(touched))
-        raise _explained(error) from error
+        raise
     journals.finish(plan, job.root, effects)
 
 
@@ -181,7 +181,7 @@ def _put(change: FileChange, entry: FileEntry, effects: Effects, touched: set[st
 
 
 def _read_back(job: Job) -> None:
-    for change in job.files:
+    for change in (*job.files, *job.records):
         with_bytes = None
         if os.path.exists(change.path):
             with open(change.path, "rb") as file:
@@ -196,13 +196,18 @@ def _read_back(job: Job) -> None:
             raise OSError(errno.EIO, "reads back differently from what was written", tree.final)
 
 
-def _explained(error: OSError | HotfixError) -> HotfixError:
+def explained(error: Exception) -> HotfixError:
+    """What a person is told when a run failed while writing and was rolled back (exit 4)."""
     if isinstance(error, HotfixError):
         return error
-    cause = _CAUSES.get(error.errno or 0, error.strerror or str(error))
+    if not isinstance(error, OSError):
+        message = f"a bug of vision-exp itself: {type(error).__name__}: {error}."
+    else:
+        cause = _CAUSES.get(error.errno or 0, error.strerror or str(error))
+        message = f"cannot write {error.filename or 'a file'}: {cause}."
     return HotfixError(
         "write-failed",
-        f"cannot write {error.filename or 'a file'}: {cause}. Rolled back; this vLLM is as it was.",
+        f"{message} Rolled back; this vLLM is as it was.",
         exit_code=ROLLED_BACK,
         context=(repr(error),),
         hint="remove the cause, then: python3 hotfix.py apply",

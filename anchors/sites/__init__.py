@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from anchors.engine.anchor import Anchor
+from anchors.kit.anchor import Anchor
 
 _ORDER = (
     "config-hook",

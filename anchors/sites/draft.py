@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from anchors.engine import hook, rename
-from anchors.engine.anchor import ABSENT, APPLIES, MIXED, TWICE, Anchor, Case, Match, Values
+from anchors.kit import hook, rename
+from anchors.kit.anchor import ABSENT, APPLIES, MIXED, TWICE, Anchor, Case, Match, Values
 
 if TYPE_CHECKING:
     import libcst as cst

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anchors.engine.anchor import (
+from anchors.kit.anchor import (
     ABSENT,
     NOT_APPLICABLE,
     TWICE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anchors.engine import hook
-from anchors.engine.anchor import (
+from anchors.kit import hook
+from anchors.kit.anchor import (
     ABSENT,
     APPLIES,
     MIXED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from anchors.engine.anchor import Values
+from anchors.kit.anchor import Values
 
 # Runs in every process that imports the module, for any model: it must not raise, log or be
 # slow. What goes wrong is kept, and raised where a vision checkpoint is about to be built.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchors.engine.anchor import Drift, Match, Values, exactly_one, top_level
+from anchors.kit.anchor import Drift, Match, Values, exactly_one, top_level
 
 if TYPE_CHECKING:
     import libcst as cst

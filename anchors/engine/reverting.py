@@ -1,0 +1,129 @@
+"""revert: takes blocks, overlay and records out again, without LibCST and without a receipt."""
+
+from __future__ import annotations
+
+import os
+
+from anchors.engine import caches, check, fences, journal, overlay, preflight, receipt, report
+from anchors.engine.applying import existing
+from anchors.engine.digests import sha256
+from anchors.engine.effects import Effects
+from anchors.engine.errors import refused
+from anchors.engine.judging import Options
+from anchors.engine.plan import recorded_root, refuse_newer
+from anchors.engine.report import Report
+from anchors.engine.session import writing
+from anchors.engine.target import Target
+from anchors.engine.transaction import FileChange, Job, commit
+from anchors.sites import all_anchors
+
+
+def revert(target: Target, options: Options, effects: Effects) -> Report:
+    """Reverts; idempotent. Raises HotfixError with the exit code of the table."""
+    interrupted = journal.load(target.root) is not None
+    job, notes = _job(target, options)
+    if options.dry_run or not (interrupted or _has_work(job)):
+        return _result(target, job, notes, changed=False)
+    preflight.check(job)
+    with writing(target, effects) as recovered:
+        job, notes = _job(target, options)
+        if _has_work(job):
+            preflight.check(job)
+            commit(job, effects)
+    return _result(target, job, (*notes, *recovered), changed=True)
+
+
+def _has_work(job: Job) -> bool:
+    state = os.path.join(job.root, journal.STATE_FOLDER)
+    return bool(job.files or job.trees or job.records or os.path.isdir(state))
+
+
+def _job(target: Target, options: Options) -> tuple[Job, tuple[str, ...]]:
+    root = target.root
+    record, note = receipt.load(root)
+    notes = [note] if note else []
+    before = receipt.stock_digests(record) or {}
+    files = []
+    for path in dict.fromkeys(anchor.file for anchor in all_anchors()):
+        change = _without_blocks(root, path, before, notes)
+        if change:
+            files.append(change)
+    work = overlay.removal(_overlay_root(record, files, options), root)
+    originals = os.path.join(root, journal.STATE_FOLDER, "originals")
+    records = [receipt.receipt_path(root)]
+    if os.path.isdir(originals):
+        records += [os.path.join(originals, name) for name in sorted(os.listdir(originals))]
+    changed = [os.path.relpath(change.path, root) for change in files]
+    job = Job(
+        root=root,
+        files=(*files, *work.files),
+        trees=work.trees,
+        caches=tuple(caches.stale(root, changed, compiled=True)) if files else (),
+        records=tuple(existing(path, None) for path in records if os.path.exists(path)),
+        empty=(originals, *work.empty),
+    )
+    return job, (*notes, *work.notes)
+
+
+def _without_blocks(
+    root: str, path: str, before: dict[str, str], notes: list[str]
+) -> FileChange | None:
+    full = os.path.join(root, path)
+    if not os.path.isfile(full):
+        return None
+    with open(full, "rb") as file:
+        data = file.read()
+    parted = fences.split(data)
+    if parted.broken:
+        raise refused(
+            "mixed",
+            f"{path}: {parted.broken}. Our blocks cannot be told apart. Nothing was changed.",
+            hint=_way_out(root, path),
+            state="mixed",
+        )
+    refuse_newer({path: parted})
+    if parted.stock == data:
+        return None
+    check.compiles(path, parted.stock)
+    if before.get(path) not in (None, sha256(parted.stock)):
+        notes.append(f"{path} was changed outside our blocks since; that change stays")
+    return FileChange(full, data, parted.stock)
+
+
+def _way_out(root: str, path: str) -> str:
+    original = os.path.join(root, journal.STATE_FOLDER, "originals", path.replace("/", "__"))
+    if os.path.isfile(original):
+        return f"cp {original} {os.path.join(root, path)} (as before patching), then revert again"
+    return "reinstall this vLLM"
+
+
+def _overlay_root(record: receipt.Receipt | None, files: list[FileChange], options: Options) -> str:
+    if record:
+        return str(record["overlay"]["root"])
+    found = recorded_root(fences.split(change.before or b"") for change in files)
+    return found or overlay.requested_root(options.overlay_root) or overlay.DEFAULT_ROOT
+
+
+def _result(target: Target, job: Job, notes: tuple[str, ...], *, changed: bool) -> Report:
+    result = report.blank()
+    pending = _has_work(job) and not changed
+    inside = [change for change in job.files if change.path.startswith(target.root + os.sep)]
+    result.update(
+        verb="revert",
+        state="applied" if pending and inside else "pristine",
+        changed=changed,
+        vllm={"root": target.root, "version": target.version},
+        files=[
+            {
+                "path": os.path.relpath(change.path, target.root),
+                "before": sha256(change.before or b""),
+                "after": sha256(change.after or b""),
+                "anchors": [],
+            }
+            for change in inside
+        ],
+        caches=list(job.caches) if changed else [],
+        notes=list(notes),
+        summary="would be taken out" if pending else "this vLLM is as it was before the hotfix",
+    )
+    return result

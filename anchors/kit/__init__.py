@@ -1,0 +1,1 @@
+"""What edit sites are made of; knows neither the engine nor any single site."""
