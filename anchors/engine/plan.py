@@ -161,12 +161,12 @@ def _without_locating(
     with open(init, "rb") as file:
         imports = file.read()
     for path in absent:
-        if not _may_be_absent(path, imports):
+        if not may_be_absent(path, imports):
             return "missing", f"{path} is missing"
     return None
 
 
-def _may_be_absent(path: str, imports: bytes) -> bool:
+def may_be_absent(path: str, imports: bytes) -> bool:
     """A draft's module that the package does not import belongs to a release without it."""
     name = re.escape(os.path.basename(path).removesuffix(".py")).encode()
     draft = re.fullmatch(rf"{native.PACKAGE}/nvidia/(dspark|mtp)\.py", path)

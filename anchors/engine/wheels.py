@@ -6,6 +6,7 @@ The index is whatever pip is configured to use; nothing here names a host.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import platform
@@ -109,6 +110,7 @@ def fetch(wheel: Wheel, dest: Path, wanted: Callable[[str], bool] = needed) -> P
     return dest
 
 
+@functools.cache
 def _pip_index() -> _Index:
     run = subprocess.run(
         [sys.executable, "-c", _PIP_OPTIONS],
@@ -229,7 +231,7 @@ def _fetch_ranges(wheel: Wheel, tree: Path, wanted: Callable[[str], bool]) -> bo
             with remotezip.RemoteZip(
                 wheel.url, session=session, initial_buffer_size=1 << 20
             ) as archive:
-                _unpack(archive, tree, wanted)
+                unpack(archive, tree, wanted)
         except remotezip.RangeNotSupported:
             return False
         except (requests.RequestException, remotezip.RemoteIOError) as error:
@@ -258,10 +260,11 @@ def _fetch_whole(wheel: Wheel, scratch: Path, tree: Path, wanted: Callable[[str]
             f"{wheel.filename} could not be downloaded: {cause}", "Run the command again."
         )
     with zipfile.ZipFile(archives[0]) as archive:
-        _unpack(archive, tree, wanted)
+        unpack(archive, tree, wanted)
 
 
-def _unpack(archive: zipfile.ZipFile, tree: Path, wanted: Callable[[str], bool]) -> None:
+def unpack(archive: zipfile.ZipFile, tree: Path, wanted: Callable[[str], bool]) -> None:
+    """Put the wanted members under `tree`. Raises WheelError for a name that leads outside it."""
     for name in archive.namelist():
         if not wanted(name):
             continue

@@ -21,6 +21,7 @@ class Drift(Exception):
 
     def __init__(self, fact: str, found: int, expected: int = 1) -> None:
         super().__init__(f"expected exactly {expected} of: {fact}; found {found}")
+        self.fact = fact
         self.found = found
         self.expected = expected
 
