@@ -59,12 +59,10 @@ def vllm_image(request):
 
 def picture(width: int, height: int) -> Image.Image:
     """The goldens' picture: see `meta.image` in the file."""
-    x = np.arange(width)[None, :, None]
-    y = np.arange(height)[:, None, None]
-    channel = np.arange(3)[None, None, :]
-    return Image.fromarray(
-        ((7 * x + 13 * y + 29 * channel + 5 * ((x * y) % 17)) % 256).astype(np.uint8)
-    )
+    x = np.arange(width, dtype=np.int32)[None, :]
+    y = np.arange(height, dtype=np.int32)[:, None]
+    base = 7 * x + 13 * y + 5 * (x * y % 17)
+    return Image.fromarray(np.stack([(base + 29 * c).astype(np.uint8) for c in range(3)], -1))
 
 
 def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
