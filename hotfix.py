@@ -83,6 +83,10 @@ def build_parser() -> argparse.ArgumentParser:
     verb("list", "the anchors")
     explain = verb("explain", "one anchor: what, why, until when, its diff")
     explain.add_argument("id", metavar="ID")
+    drift = verb("drift", "judge other vLLM trees; without arguments every release")
+    drift.add_argument("trees", nargs="*", metavar="PATH_OR_WHEEL_OR_VERSION")
+    drift.add_argument("--report", action="append", metavar="FILE", help="write .md or .html")
+    drift.add_argument("--write-verified", action="store_true", help="anchors/verified.json")
     return parser
 
 
@@ -128,6 +132,10 @@ def _run(arguments: argparse.Namespace) -> Report:
         from anchors.engine import catalogue
 
         return catalogue.run(arguments)
+    if arguments.verb == "drift":
+        from anchors.drift import command
+
+        return command.run(arguments)
     target = discover(arguments.root)
     if arguments.verb in ("apply", "status"):
         known = _from_receipt(arguments, target)

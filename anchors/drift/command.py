@@ -1,0 +1,166 @@
+"""`hotfix.py drift`: judge trees, add causes and history, report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from anchors.drift import explain, pages, trees
+from anchors.drift.trees import Cache, Tree
+from anchors.drift.verdict import APPLIES, DRIFTED, SUPERSEDED, Finding, Judged, judge
+from anchors.engine import report, requirements
+from anchors.engine.digests import TOOL_ROOT, sha256, tool_digest
+from anchors.engine.errors import DONE, NO, HotfixError, environment
+from anchors.engine.report import Report
+from anchors.engine.requirements import Requirement
+from anchors.engine.wheels import WheelError
+from anchors.kit.anchor import Anchor
+from anchors.sites import all_anchors
+
+VERIFIED = Path(TOOL_ROOT) / "anchors" / "verified.json"
+_RELEASE = re.compile(r"\d+(\.\d+)+")
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    """Judge what was asked for. Raises HotfixError (exit 6): no index and nothing cached."""
+    anchors = all_anchors()
+    needs = requirements.collect(str(Path(TOOL_ROOT) / "vision_exp"))
+    cache = Cache(trees.default_cache(), needs)
+    verdicts = _Verdicts(cache.folder / "verdicts", anchors, needs)
+    try:
+        with trees.collect(arguments.trees, cache) as (found, notes):
+            judged = [verdicts.of(tree) for tree in found]
+            entries = [
+                _entry(tree, one, _last_good(place, found, judged, cache, verdicts))
+                for place, (tree, one) in enumerate(zip(found, judged, strict=True))
+            ]
+    except WheelError as error:
+        raise environment(
+            "no-index",
+            f"the package index cannot be read and no release is cached: {error}. "
+            "Nothing was judged.",
+            hint=error.hint or "name wheels or folders: python3 hotfix.py drift PATH",
+        ) from error
+    result = report.blank()
+    worst = {entry["verdict"] for entry in entries}
+    result.update(
+        verb="drift",
+        state="error" if "error" in worst else DRIFTED if DRIFTED in worst else APPLIES,
+        exit=NO if worst & {"error", DRIFTED} else DONE,
+        anchors=[anchor.id for anchor in anchors],
+        trees=entries,
+        notes=notes,
+    )
+    result["text"] = pages.terminal(result)
+    for path in arguments.report or ():
+        _write(Path(path), pages.html(result) if _is_page(path) else pages.markdown(result))
+    if arguments.write_verified:
+        _write(VERIFIED, _verified(entries))
+    return result
+
+
+def _is_page(path: str) -> bool:
+    return Path(path).suffix.lower() in (".html", ".htm")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise HotfixError(
+            "report-not-written",
+            f"{path} cannot be written: {error.strerror}. The trees were judged.",
+            exit_code=6,
+            hint="name a file in a folder that exists and is yours",
+        ) from error
+
+
+class _Verdicts:
+    """Verdicts of released trees, kept for as long as this tool and its needs stay the same."""
+
+    def __init__(
+        self, folder: Path, anchors: tuple[Anchor, ...], needs: tuple[Requirement, ...]
+    ) -> None:
+        self._folder = folder
+        self._anchors = anchors
+        self._needs = needs
+        self._tool = sha256(json.dumps([tool_digest(), [n.text for n in needs]]).encode())[:16]
+
+    def of(self, tree: Tree) -> Judged:
+        """The verdict, from the cache where the tree is a release that was judged before."""
+        place = self._folder / f"{tree.fixed}-{self._tool}.json"
+        if tree.fixed and place.is_file():
+            try:
+                kept = json.loads(place.read_text(encoding="utf-8"))
+                return Judged(tree.label, tuple(Finding(**one) for one in kept))
+            except (ValueError, TypeError):
+                place.unlink(missing_ok=True)
+        judged = judge(tree, self._anchors, self._needs)
+        if tree.fixed and not judged.error:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            scratch = place.with_suffix(".new")
+            scratch.write_text(json.dumps([asdict(f) for f in judged.findings]), encoding="utf-8")
+            scratch.replace(place)
+        return judged
+
+
+def _last_good(
+    place: int, found: list[Tree], judged: list[Judged], cache: Cache, verdicts: _Verdicts
+) -> dict[str, tuple[Tree, str]]:
+    """Anchor id -> (the last release where it applied, the first release since where not)."""
+    if judged[place].verdict != DRIFTED:
+        return {}
+    drifted = {f.id for f in judged[place].findings if f.verdict == DRIFTED}
+    if _RELEASE.fullmatch(found[place].label):
+        earlier = list(zip(found[:place], judged[:place], strict=True))
+    else:
+        earlier = [(t, verdicts.of(t)) for t in map(cache.tree, cache.versions())]
+    good: dict[str, tuple[Tree, str]] = {}
+    for anchor in drifted:
+        for tree, one in earlier:
+            state = {f.id: f.verdict for f in one.findings}.get(anchor)
+            if state == APPLIES:
+                good[anchor] = (tree, "")
+            elif state == DRIFTED and anchor in good and not good[anchor][1]:
+                good[anchor] = (good[anchor][0], tree.label)
+    return {id_: (tree, since or found[place].label) for id_, (tree, since) in good.items()}
+
+
+def _entry(tree: Tree, judged: Judged, good: dict[str, tuple[Tree, str]]) -> dict[str, Any]:
+    findings = []
+    for finding in judged.findings:
+        entry: dict[str, Any] = asdict(finding)
+        if finding.verdict == DRIFTED:
+            last, since = good.get(finding.id, (None, ""))
+            why = explain.explain(finding, tree, last)
+            entry.update(
+                candidates=list(why.candidates),
+                diff=why.diff,
+                since=since,
+                last_good=last.label if last else "",
+            )
+        findings.append(entry)
+    return {
+        "tree": judged.label,
+        "verdict": judged.verdict,
+        "error": judged.error,
+        "findings": findings,
+    }
+
+
+def _verified(entries: list[dict[str, Any]]) -> str:
+    """anchors/verified.json: per anchor, the releases where it was seen to apply, and so on."""
+    table: dict[str, dict[str, list[str]]] = {}
+    for entry in entries:
+        if not _RELEASE.fullmatch(entry["tree"]):
+            continue
+        for id_ in dict.fromkeys(finding["id"] for finding in entry["findings"]):
+            states = {f["verdict"] for f in entry["findings"] if f["id"] == id_}
+            state = DRIFTED if DRIFTED in states else states.pop()
+            table.setdefault(id_, {}).setdefault(state, []).append(entry["tree"])
+    native = sorted({e["tree"] for e in entries if e["verdict"] == SUPERSEDED})
+    return json.dumps({"anchors": table, "native": native}, indent=1) + "\n"

@@ -1,0 +1,146 @@
+"""What a drifted anchor's source looks like now: nearest names, and a diff of the scope."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from anchors.drift.trees import Tree
+from anchors.drift.verdict import RUN_TIME, Finding
+from anchors.engine import native
+
+_MOST_CANDIDATES = 4
+_MOST_DIFF_LINES = 40
+_SAME_BODY = 0.6
+_NAME = re.compile(r"[A-Za-z_]\w{3,}")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """`candidates`: `path:line: definition`, nearest first; `diff`: against an older release."""
+
+    candidates: tuple[str, ...]
+    diff: str
+
+
+@dataclass(frozen=True)
+class _Definition:
+    name: str
+    line: int
+    end: int
+    kind: str
+
+
+def explain(finding: Finding, tree: Tree, good: Tree | None) -> Explanation:
+    """Compare `tree` with `good`, the last release where this anchor applied (None: unknown)."""
+    if finding.id == RUN_TIME:
+        # The requirement's own text names the nearest; its scope is one name.
+        return Explanation((), "")
+    now = tree.read(finding.file)
+    then = good.read(finding.file) if good else None
+    old, new = _definitions(then), _definitions(now)
+    names = _NAME.findall(finding.expected)
+    # The fact's own nouns ("class", "import") are no names of the source.
+    wanted = [name for name in names if name in {d.name for d in old}] or names
+    old_scopes = [d for d in old if d.name in wanted]
+    alike = {d.name: _alike(d, then, new, now) for d in old_scopes}
+    candidates = [
+        f"{finding.file}:{d.line}: {d.kind} {d.name} (its body is nearly the same)"
+        for name, d in alike.items()
+        if d and d.name != name
+    ]
+    candidates += _near(finding.file, wanted, new, now)
+    if not any(d.name in wanted for d in new):
+        candidates += _elsewhere(tree, finding.file, wanted)
+    diff = ""
+    if good and old_scopes:
+        scope = min(old_scopes, key=lambda d: d.end - d.line)
+        diff = _diff(finding.file, good.label, _text(then, scope), _text(now, alike[scope.name]))
+    return Explanation(tuple(dict.fromkeys(candidates))[:_MOST_CANDIDATES], diff)
+
+
+def _definitions(data: bytes | None) -> list[_Definition]:
+    try:
+        tree = ast.parse(data or b"")
+    except (SyntaxError, ValueError):
+        return []
+    return [
+        _Definition(
+            node.name,
+            node.lineno,
+            node.end_lineno or node.lineno,
+            "class" if isinstance(node, ast.ClassDef) else "def",
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+
+
+def _near(path: str, wanted: list[str], new: list[_Definition], data: bytes | None) -> list[str]:
+    found: list[str] = []
+    for name in wanted:
+        close = difflib.get_close_matches(name, {d.name for d in new}, n=2, cutoff=0.6)
+        found += [f"{path}:{d.line}: {d.kind} {d.name}" for d in new if d.name in close]
+        if not close:
+            lines = (data or b"").decode("utf-8", "replace").splitlines()
+            found += [
+                f"{path}:{number}: {line.strip()[:100]}"
+                for number, line in enumerate(lines, 1)
+                if re.search(rf"\b{name}\b", line)
+            ][:2]
+    return list(dict.fromkeys(found))
+
+
+def _elsewhere(tree: Tree, path: str, wanted: list[str]) -> list[str]:
+    """Definitions of the wanted names in other files of the model's package."""
+    if tree.root is None:
+        return []
+    found = []
+    for file in sorted((tree.root / native.PACKAGE).rglob("*.py")):
+        place = file.relative_to(tree.root).as_posix()
+        if place != path:
+            found += [
+                f"{place}:{d.line}: {d.kind} {d.name}"
+                for d in _definitions(file.read_bytes())
+                if d.name in wanted
+            ]
+    return found
+
+
+def _alike(
+    old: _Definition, then: bytes | None, new: list[_Definition], now: bytes | None
+) -> _Definition | None:
+    """Where `old` is now: under its name, else the definition that shares most of its lines."""
+    same = [d for d in new if d.name == old.name and d.kind == old.kind]
+    if same:
+        return same[0]
+    lines = Counter(line.strip() for line in _text(then, old)[1:])
+
+    def share(candidate: _Definition) -> float:
+        other = Counter(line.strip() for line in _text(now, candidate)[1:])
+        return (lines & other).total() / max(lines.total(), other.total(), 1)
+
+    rivals = [d for d in new if d.kind == old.kind]
+    best = max(rivals, key=share, default=None)
+    return best if best and share(best) >= _SAME_BODY else None
+
+
+def _diff(path: str, label: str, then: list[str], now: list[str]) -> str:
+    """Unified diff of one scope, shortened."""
+    lines = list(
+        difflib.unified_diff(then, now, f"{label}/{path}", f"now/{path}", lineterm="", n=2)
+    )
+    if len(lines) > _MOST_DIFF_LINES:
+        rest = len(lines) - _MOST_DIFF_LINES
+        lines = [*lines[:_MOST_DIFF_LINES], f"... {rest} more lines"]
+    return "\n".join(lines)
+
+
+def _text(data: bytes | None, definition: _Definition | None) -> list[str]:
+    if definition is None:
+        return []
+    lines = (data or b"").decode("utf-8", "replace").splitlines()
+    return lines[definition.line - 1 : definition.end]

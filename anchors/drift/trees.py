@@ -1,0 +1,175 @@
+"""What `drift` was asked about -> trees on disk: versions, wheels, unpacked trees, checkouts."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from anchors.engine import native, wheels
+from anchors.engine.digests import sha256
+from anchors.engine.requirements import Requirement, files
+
+FIRST = (0, 22, 0)
+_VERSION = re.compile(r"\d+(\.\d+)+")
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One vLLM package folder to judge; `error` says why there is none.
+
+    `fixed` is a key under which a verdict may be kept: content that never changes has one.
+    """
+
+    label: str
+    root: Path | None
+    error: str = ""
+    fixed: str = ""
+
+    def read(self, path: str) -> bytes | None:
+        """A file's bytes, relative to the package; None where there is none."""
+        try:
+            return (self.root / path).read_bytes() if self.root else None
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+
+
+class Cache:
+    """Release sources kept between runs, one folder per version and set of needed files."""
+
+    def __init__(self, folder: Path, requirements: tuple[Requirement, ...]) -> None:
+        self.folder = folder
+        self._files = frozenset(f"vllm/{path}" for path in files(requirements))
+        self._key = sha256("\n".join(sorted(self._files)).encode())[:8]
+
+    def wanted(self, member: str) -> bool:
+        """Whether a wheel's member is needed to judge it."""
+        return wheels.needed(member) or member in self._files
+
+    def place(self, version: str) -> Path:
+        """Where a release lies once it was fetched."""
+        return self.folder / "releases" / f"{version}-{self._key}"
+
+    def tree(self, version: str) -> Tree:
+        """A fetched release."""
+        place = self.place(version)
+        return _package(version, place, fixed=place.name)
+
+    def versions(self) -> list[str]:
+        """The releases that need no network, oldest first."""
+        found = (self.folder / "releases").glob(f"*-{self._key}")
+        return sorted((path.name.rpartition("-")[0] for path in found), key=_key)
+
+
+def default_cache() -> Path:
+    """`VISION_EXP_CACHE`, else a folder of ours in the user's cache folder."""
+    named = os.environ.get("VISION_EXP_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(named) if named else Path(base).expanduser() / "vision-exp"
+
+
+@contextmanager
+def collect(arguments: Iterable[str], cache: Cache) -> Iterator[tuple[list[Tree], list[str]]]:
+    """Trees in the order asked for, and notes. Raises WheelError: no index and nothing cached."""
+    with TemporaryDirectory(prefix="vision-exp-drift-") as scratch:
+        asked = list(arguments)
+        if not asked:
+            yield _every_release(cache)
+            return
+        versions = [name for name in asked if _is_version(name)]
+        trees = {tree.label: tree for tree in _releases(versions, cache)}
+        for place, name in enumerate(asked):
+            if name not in trees:
+                trees[name] = _from_path(Path(name), Path(scratch) / str(place), cache)
+        yield [trees[name] for name in dict.fromkeys(asked)], []
+
+
+def _is_version(name: str) -> bool:
+    return _VERSION.fullmatch(name) is not None and not Path(name).exists()
+
+
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _every_release(cache: Cache) -> tuple[list[Tree], list[str]]:
+    try:
+        listed = [w for w in wheels.releases("vllm") if _key(w.version) >= FIRST]
+    except wheels.WheelError as error:
+        kept = cache.versions()
+        if not kept:
+            raise
+        note = f"the package index did not answer ({error}): judged {len(kept)} cached releases"
+        return [cache.tree(version) for version in kept], [note]
+    return _fetch(listed, cache), []
+
+
+def _releases(versions: list[str], cache: Cache) -> list[Tree]:
+    trees = {v: cache.tree(v) for v in versions if cache.place(v).is_dir()}
+    listed: list[wheels.Wheel] = []
+    for version in versions:
+        if version not in trees:
+            try:
+                listed += wheels.releases("vllm", [version])
+            except wheels.WheelError as error:
+                trees[version] = Tree(version, None, str(error))
+    trees.update((tree.label, tree) for tree in _fetch(listed, cache))
+    return [trees[version] for version in versions]
+
+
+def _fetch(listed: list[wheels.Wheel], cache: Cache) -> list[Tree]:
+    missing = [wheel for wheel in listed if not cache.place(wheel.version).is_dir()]
+    done: list[str] = []
+
+    def one(wheel: wheels.Wheel) -> Tree:
+        place = cache.place(wheel.version)
+        if not place.is_dir():
+            try:
+                wheels.fetch(wheel, place, cache.wanted)
+            except (wheels.WheelError, OSError, zipfile.BadZipFile) as error:
+                return Tree(wheel.version, None, f"{wheel.filename} could not be read: {error}")
+            done.append(wheel.version)
+            _progress(f"fetched {len(done)} of {len(missing)} releases")
+        return cache.tree(wheel.version)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(one, listed))
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r[vision-exp] {text}\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _from_path(path: Path, scratch: Path, cache: Cache) -> Tree:
+    label = str(path)
+    if path.is_dir():
+        return _package(label, path)
+    if not path.is_file():
+        return Tree(label, None, "no such file, folder or version")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wheels.unpack(archive, scratch, cache.wanted)
+    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+        return Tree(label, None, f"not a readable wheel: {error}")
+    except wheels.WheelError as error:
+        return Tree(label, None, str(error))
+    return _package(label, scratch)
+
+
+def _package(label: str, folder: Path, fixed: str = "") -> Tree:
+    for root in (folder, folder / "vllm"):
+        if (root / "__init__.py").is_file() and (root / native.PACKAGE).is_dir():
+            return Tree(label, root.resolve(), fixed=fixed)
+    if (folder / "vllm" / "__init__.py").is_file() or (folder / "__init__.py").is_file():
+        return Tree(label, None, f"a vLLM without {native.PACKAGE}: too old, or not vLLM")
+    return Tree(label, None, "no vLLM package in it")

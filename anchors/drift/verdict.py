@@ -1,0 +1,126 @@
+"""Tree -> verdicts: every anchor and every run-time requirement, also after a failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anchors.drift.trees import Tree
+from anchors.engine import fences, native
+from anchors.engine.errors import HotfixError
+from anchors.engine.locate import locate
+from anchors.engine.plan import may_be_absent
+from anchors.engine.requirements import Requirement, missing
+from anchors.kit.anchor import Anchor, Drift, NotApplicable
+
+APPLIES = "applies"
+NOT_APPLICABLE = "not-applicable"
+SUPERSEDED = "superseded"
+DRIFTED = "drifted"
+RUN_TIME = "run-time"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One anchor (or `run-time`) in one tree. `expected` and `found` are set where it drifted."""
+
+    id: str
+    file: str
+    verdict: str
+    detail: str = ""
+    expected: str = ""
+    found: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One tree's verdicts; `error` where it could not be judged at all."""
+
+    label: str
+    findings: tuple[Finding, ...] = ()
+    error: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The tree's: drifted if anything did, superseded if everything is, else applies."""
+        verdicts = {finding.verdict for finding in self.findings}
+        if self.error:
+            return "error"
+        if DRIFTED in verdicts:
+            return DRIFTED
+        return SUPERSEDED if verdicts == {SUPERSEDED} else APPLIES
+
+
+def judge(tree: Tree, anchors: tuple[Anchor, ...], requirements: tuple[Requirement, ...]) -> Judged:
+    """Judge one tree. Never raises for what is in it."""
+    if tree.root is None:
+        return Judged(tree.label, error=tree.error)
+    paths = dict.fromkeys(anchor.file for anchor in anchors)
+    stock = {path: fences.split(tree.read(path) or b"").stock for path in paths}
+    seen = native.judge(str(tree.root), stock)
+    if seen and seen.state == SUPERSEDED:
+        return Judged(
+            tree.label,
+            tuple(
+                Finding(id_, file, SUPERSEDED, seen.detail)
+                for id_, file in [*((a.id, a.file) for a in anchors), (RUN_TIME, "")]
+            ),
+        )
+    findings: list[Finding] = []
+    for path in paths:
+        own = tuple(anchor for anchor in anchors if anchor.file == path)
+        findings += _file(tree, path, own)
+    if seen:
+        findings = [
+            Finding(f.id, f.file, DRIFTED, seen.detail, "text-only sources", seen.detail)
+            for f in findings
+        ]
+    order = {anchor.id: place for place, anchor in enumerate(anchors)}
+    findings.sort(key=lambda finding: order[finding.id])
+    return Judged(tree.label, (*findings, *_run_time(tree, requirements)))
+
+
+def _file(tree: Tree, path: str, anchors: tuple[Anchor, ...]) -> list[Finding]:
+    data = tree.read(path)
+    if data is None:
+        if may_be_absent(path, tree.read(f"{native.PACKAGE}/__init__.py") or b""):
+            why = "this release has no such file"
+            return [Finding(a.id, path, NOT_APPLICABLE, why) for a in anchors]
+        return [
+            Finding(a.id, path, DRIFTED, "the file is missing", f"the file {path}", "no such file")
+            for a in anchors
+        ]
+    try:
+        located = locate(path, fences.split(data).stock, anchors)
+    except HotfixError as error:
+        cause = error.message.removesuffix(" Nothing was changed.")
+        return [Finding(a.id, path, DRIFTED, cause, "a Python file", cause) for a in anchors]
+    return [_finding(anchor, outcome) for anchor, outcome in located.outcomes]
+
+
+def _finding(anchor: Anchor, outcome: object) -> Finding:
+    if isinstance(outcome, Drift):
+        expected = f"exactly {outcome.expected} of: {outcome.fact}"
+        return Finding(
+            anchor.id, anchor.file, DRIFTED, str(outcome), expected, f"{outcome.found} of it"
+        )
+    if isinstance(outcome, NotApplicable):
+        return Finding(anchor.id, anchor.file, NOT_APPLICABLE, str(outcome))
+    return Finding(anchor.id, anchor.file, APPLIES)
+
+
+def _run_time(tree: Tree, requirements: tuple[Requirement, ...]) -> list[Finding]:
+    lost = missing(requirements, tree.read)
+    if not lost:
+        detail = f"{len(requirements)} names and signatures are there"
+        return [Finding(RUN_TIME, "", APPLIES, detail)]
+    return [
+        Finding(
+            RUN_TIME,
+            one.requirement.used_by,
+            DRIFTED,
+            f"vision_exp/{one.requirement.used_by} needs {one.requirement.text}",
+            one.requirement.text,
+            one.found,
+        )
+        for one in lost
+    ]
