@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu.capture import logits_of
 from gpu.checks_reference import asks

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu.capture import Captured, capture, row_error, same_experts
 from gpu.reference_lm import Prompt, ReferenceLM, Result

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu import checks_reference
 from gpu.rig import SQUARE, WIDE, Answer, Ask, Engine, Report, picture, text_ids, with_images

@@ -1,0 +1,222 @@
+"""Tower and aligner on a GPU: milliseconds beside the arithmetic floor and the native tower.
+
+    python bench/gpu_tower.py [--native vision.py] [--json FILE]
+
+The floor is the number of operations over the card's rate for a large BF16 matrix product, measured
+in the same run on random data. ``--native`` is the file `models/deepseek_v4/common/vision.py` of a
+vLLM that serves the model itself (0.30.0 or later); it needs a vLLM to import its layers from, gets
+the same weights and encodes one picture after the other, as that vLLM does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from vision_exp import tower_fused
+from vision_exp.config import VisionConfig
+from vision_exp.tower import Aligner, VisionTower
+
+SIZES = {
+    "vision_n_layers": 32,
+    "vision_dim": 1024,
+    "vision_n_heads": 16,
+    "vision_inter_dim": 2816,
+    "vision_patch_size": 14,
+    "vision_rope_theta": 10000.0,
+    "vision_downsample_ratio": 3,
+    "vision_max_n_token": 384,
+    "vision_min_pixels": 147456,
+    "vision_max_wh_ratio": 8,
+    "hidden_size": 4096,
+}
+#: name -> (grids in one call, most times the floor)
+CASES: dict[str, tuple[list[tuple[int, int]], float | None]] = {
+    "42x74": ([(42, 74)], 1.6),
+    "24x138": ([(24, 138)], 1.6),
+    "8 of 28x28": ([(28, 28)] * 8, 3.0),
+    "28x28": ([(28, 28)], None),
+    "4 mixed": ([(42, 74), (28, 28), (24, 138), (30, 33)], None),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--native", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    rate = matrix_rate()
+    print(f"{torch.cuda.get_device_name()}, {rate / 1e12:.0f} TFLOP/s in BF16")
+    tower, aligner = build()
+    native, why = None, "--native not given"
+    if args.native:
+        try:
+            native = load_native(args.native, tower, aligner)
+        except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+            why = f"{type(error).__name__}: {error}"
+    if native is None:
+        print(f"native tower: not run, {why}")
+    rows = [measure(name, rate, tower, aligner, native) for name in CASES]
+    print_table(rows)
+    if args.json:
+        args.json.write_text(json.dumps({"rate": rate, "rows": rows}, indent=1))
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def matrix_rate(size: int = 8192) -> float:
+    """Operations a second of a large BF16 product of random matrices."""
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / (milliseconds(lambda: a @ b, repeat=10) / 1e3)
+
+
+def milliseconds(run: Callable[[], Any], repeat: int = 20) -> float:
+    """Median over ``repeat`` runs, timed on the device, after three for warming up."""
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeat):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[repeat // 2]
+
+
+def operations(grids: list[tuple[int, int]]) -> float:
+    """Multiplications and additions of tower and aligner."""
+    dim, inner, layers = SIZES["vision_dim"], SIZES["vision_inter_dim"], SIZES["vision_n_layers"]
+    hidden = SIZES["hidden_size"]
+    total = 0.0
+    for height, width in grids:
+        rows = height * width
+        cells = -(-height // 3) * -(-width // 3)
+        linear = 4 * dim * dim + 3 * dim * inner
+        total += 2 * rows * 588 * dim + layers * (2 * rows * linear + 4 * rows * rows * dim)
+        total += 2 * cells * (9 * dim * hidden + hidden * hidden)
+    return total
+
+
+def build() -> tuple[VisionTower, Aligner]:
+    """Random weights: BF16 linear layers, float32 norms."""
+    config = VisionConfig.from_hf_config(SimpleNamespace(model_type="deepseek_v4", **SIZES))
+    with torch.device("cuda"):
+        tower, aligner = VisionTower(config), Aligner(config)
+    for module in (tower, aligner):
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                parameter.data.normal_(0, parameter.shape[1] ** -0.5)
+    for module in [m for part in (tower, aligner) for m in part.modules()]:
+        if isinstance(module, torch.nn.Linear):
+            module.bfloat16()
+    return tower.eval(), aligner.eval()
+
+
+@torch.inference_mode()
+def measure(name: str, rate: float, tower: Any, aligner: Any, native: Any) -> dict[str, Any]:
+    grids, limit = CASES[name]
+    counts = [height * width for height, width in grids]
+    patches = torch.rand(sum(counts), 3, 14, 14, device="cuda").mul(2).sub(1).bfloat16()
+    floor = operations(grids) / rate * 1e3
+
+    def mine() -> torch.Tensor:
+        return aligner(tower(patches, grids), grids)
+
+    def plain() -> torch.Tensor:
+        return aligner(tower(patches, grids, taps={}), grids)
+
+    row: dict[str, Any] = {"case": name, "floor": floor, "ours": milliseconds(mine)}
+    row["plain"] = milliseconds(plain, repeat=5)
+    row["error"] = distance(mine(), plain())
+    row["ratio"] = row["ours"] / floor
+    row["limit"] = limit
+    with attention(tower_fused.torch_attention):
+        row["torch attention"] = milliseconds(mine)
+    ok = (limit is None or row["ratio"] <= limit) and row["error"] < 0.02
+    if native is not None:
+
+        def theirs() -> torch.Tensor:
+            parts = [
+                native.aligner(native.tower(piece, *grid), *grid)
+                for piece, grid in zip(patches.split(counts), grids, strict=True)
+            ]
+            return torch.cat(parts)
+
+        row["native"] = milliseconds(theirs)
+        row["native error"] = distance(mine(), theirs())
+        ok = ok and row["ours"] <= row["native"]
+    row["ok"] = ok
+    return row
+
+
+class attention:
+    """Makes the fused blocks use another attention for a while."""
+
+    def __init__(self, attend: tower_fused.Attend) -> None:
+        self.attend = attend
+
+    def __enter__(self) -> None:
+        self.before = tower_fused.best_attention
+        tower_fused.best_attention = lambda: self.attend  # type: ignore[assignment]
+
+    def __exit__(self, *_: object) -> None:
+        tower_fused.best_attention = self.before  # type: ignore[assignment]
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def load_native(path: Path, tower: Any, aligner: Any) -> Any:
+    """The native modules with our weights, built from this process's vLLM. ImportError without."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+    spec = importlib.util.spec_from_file_location("native_vision", path)
+    module = importlib.util.module_from_spec(spec)
+    with set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(1, 0, "tcp://127.0.0.1:29555", 0, "nccl")
+        initialize_model_parallel(1, 1)
+        spec.loader.exec_module(module)
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with torch.device("cuda"):
+                config = SimpleNamespace(**SIZES)
+                theirs = SimpleNamespace(
+                    tower=module.DeepseekV4ViT(config), aligner=module.DeepseekV4Aligner(config)
+                )
+        finally:
+            torch.set_default_dtype(default)
+    for mine, other in ((tower, theirs.tower), (aligner, theirs.aligner)):
+        other.load_state_dict(mine.state_dict(), strict=True)
+    return theirs
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    head = ["case", "floor", "ours", "ratio", "limit", "torch attention", "plain", "native"]
+    head += ["error", "native error", "ok"]
+    print("  ".join(f"{name:>15}" for name in head))
+    for row in rows:
+        cells = [row.get(name) for name in head]
+        words = [
+            f"{c:.4g}" if isinstance(c, float) else str(c if c is not None else "-") for c in cells
+        ]
+        print("  ".join(f"{word:>15}" for word in words))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

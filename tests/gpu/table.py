@@ -1,0 +1,33 @@
+"""Prints the rows of all reports as one table; exit 1 if a row failed or a report is missing.
+
+table.py FOLDER NAME...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def main(folder: str, *names: str) -> int:
+    failed = 0
+    counts = {"ok": 0, "FAIL": 0, "info": 0, "NOT RUN": 0}
+    for name in names:
+        path = Path(folder) / f"{name}.json"
+        if not path.exists():
+            counts["NOT RUN"] += 1
+            print(f"NOT RUN  {name}: no report")
+            failed += 1
+            continue
+        for row in json.loads(path.read_text()):
+            mark = {True: "ok", False: "FAIL", None: "info"}[row["ok"]]
+            counts[mark] += 1
+            failed += row["ok"] is False
+            print(f"{mark:7}  {row['name']}  ({row['seconds']} s)\n         {row['detail']}")
+    print(", ".join(f"{count} {mark}" for mark, count in counts.items()))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
