@@ -16,14 +16,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any, NoReturn
 
 from anchors import __version__
 from anchors.engine import fast, report
 from anchors.engine.errors import DONE, INTERRUPTED, USAGE, HotfixError
 from anchors.engine.target import Target, discover
 
-Report = report.Report
+# Not from typing, whose import would take a tenth of the time that a second run may take.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from anchors.engine.report import Report
 
 
 class Parser(argparse.ArgumentParser):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 
 from anchors.engine import fences
 from anchors.engine.errors import refused
@@ -27,6 +28,7 @@ def prove(plan: Plan) -> VerifiedPlan:
     return VerifiedPlan(plan)
 
 
+@lru_cache(maxsize=16)
 def _prove(file: FilePlan) -> None:
     after = file.after or b""
     compiles(file.path, after)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from anchors.engine import digests
+
+# Not from typing, whose import would take a tenth of the time that a second run may take.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 STATE_FOLDER = ".vision-exp"
 

@@ -6,6 +6,7 @@ import codecs
 import os
 import stat
 from dataclasses import dataclass
+from functools import lru_cache
 
 from anchors.engine.digests import sha256
 from anchors.engine.errors import environment, refused
@@ -90,6 +91,8 @@ def decode(path: str, data: bytes) -> str:
         ) from error
 
 
+# A run judges the same bytes before and under the lock, and its own result afterwards.
+@lru_cache(maxsize=32)
 def locate(path: str, data: bytes, anchors: tuple[Anchor, ...]) -> Located:
     """Judges `anchors` on a file's stock bytes.
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from anchors import __version__
+
+# Not from typing, whose import would take a tenth of the time that a second run may take.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Report = dict[str, Any]
+else:
+    Report = dict
 
 PREFIX = "[vision-exp]"
 SCHEMA = 1
 _GREEN, _YELLOW, _RED, _PLAIN = "\033[32m", "\033[33m", "\033[31m", "\033[0m"
 _GOOD = ("applied", "superseded", "not-applicable", "staged")
 _FAIR = ("pristine", "stale", "outdated", "interrupted", "applied-unrecorded", "missing")
-
-Report = dict[str, Any]
 
 
 def blank() -> Report:

@@ -93,6 +93,13 @@ def top_level(module: cst.Module) -> Iterator[cst.CSTNode]:
             yield statement
 
 
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """`node` and everything below it. LibCST's matchers cost as much to import as LibCST."""
+    yield node
+    for child in node.children:
+        yield from walk(child)
+
+
 def classes(module: cst.Module, name: str) -> list[cst.ClassDef]:
     """Top-level classes called `name`."""
     import libcst as cst

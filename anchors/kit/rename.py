@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from anchors.kit.anchor import Drift, Match, Values, exactly_one, top_level
+from anchors.kit.anchor import Drift, Match, Values, exactly_one, top_level, walk
 
 if TYPE_CHECKING:
     import libcst as cst
 
 OLD = ".ffn.gate.bias"
 NEW = ".ffn.gate.e_score_correction_bias"
+_MARKER = "# vision-exp looks for this line"
 FACT = f'<name>.replace("{OLD}", "{NEW}") in the method load_weights of a top-level class'
 
 
@@ -33,7 +34,9 @@ def find(module: cst.Module) -> Rename:
         if isinstance(owner, cst.ClassDef):
             for method in owner.body.body:
                 if isinstance(method, cst.FunctionDef) and method.name.value == "load_weights":
-                    found += [Rename(owner, method, path) for path in _paths(method, ())]
+                    found += [
+                        Rename(owner, method, path) for path in _paths(method, (owner, owner.body))
+                    ]
     exactly_one(FACT, len(found))
     return found[0]
 
@@ -47,7 +50,7 @@ def locate(module: cst.Module) -> Match:
     base = cst.ensure_type(cst.ensure_type(call, cst.Call).func, cst.Attribute).value
     if not isinstance(base, cst.Name):
         raise Drift(FACT, 0)
-    line, indent = _place(module, rename.owner, _statement(rename.path))
+    line, indent = _place(module, rename.path, _statement(rename.path))
     return Match(
         line=line,
         indent=indent,
@@ -123,36 +126,67 @@ def _mentions(node: cst.CSTNode) -> bool:
 def _params(method: cst.FunctionDef) -> str:
     """The local that holds `dict(self.named_parameters())`, or "" where that is not clear."""
     import libcst as cst
-    from libcst import matchers as m
 
-    shape = m.Assign(
-        targets=[m.AssignTarget(target=m.SaveMatchedNode(m.Name(), "local"))],
-        value=m.Call(
-            func=m.Name("dict"),
-            args=[m.Arg(m.Call(func=m.Attribute(attr=m.Name("named_parameters"))))],
-        ),
+    found = []
+    for node in walk(method):
+        if isinstance(node, cst.Assign) and _is_parameters(node.value):
+            found += [target.target for target in node.targets]
+    return found[0].value if len(found) == 1 and isinstance(found[0], cst.Name) else ""
+
+
+def _is_parameters(value: cst.BaseExpression) -> bool:
+    import libcst as cst
+
+    if not (isinstance(value, cst.Call) and isinstance(value.func, cst.Name)):
+        return False
+    inner = value.args[0].value if len(value.args) == 1 else None
+    return (
+        value.func.value == "dict"
+        and isinstance(inner, cst.Call)
+        and isinstance(inner.func, cst.Attribute)
+        and inner.func.attr.value == "named_parameters"
     )
-    found = m.extractall(method, shape)
-    local = found[0]["local"] if len(found) == 1 else None
-    return local.value if isinstance(local, cst.Name) else ""
 
 
-def _place(module: cst.Module, owner: cst.ClassDef, statement: cst.CSTNode) -> tuple[int, str]:
-    """0-based line and indentation of `statement`, which lies in top-level class `owner`.
+def _place(
+    module: cst.Module, path: tuple[cst.CSTNode, ...], statement: cst.CSTNode
+) -> tuple[int, str]:
+    """0-based line and indentation of `statement`, which lies on `path` below `module`.
 
-    Positions are computed for that class alone: for whole files they cost twice the parse.
+    A marker is put in front of it and looked up in the generated code: position metadata would
+    cost more than all the parsing, and code that differs in nothing but the marker is a proof.
     """
-    from libcst.metadata import MetadataWrapper, PositionProvider
+    import libcst as cst
 
-    index = module.body.index(owner)
-    before = module.with_changes(body=module.body[:index], footer=(), has_trailing_newline=True)
-    alone = module.with_changes(header=(), body=[owner], footer=())
-    start = MetadataWrapper(alone, unsafe_skip_copy=True).resolve(PositionProvider)[statement].start
-    above = before.code.count("\n") if index or module.header else 0
-    line = above + start.line - 1
-    source = module.code.split("\n")[line]
-    indent = source[: len(source) - len(source.lstrip())]
-    text = module.code_for_node(statement).lstrip()
-    if len(indent) != start.column or not source:
-        raise Drift(f"the line of `{text.splitlines()[0]}` where LibCST says it is", 0)
-    return line, indent
+    marker = cst.EmptyLine(comment=cst.Comment(_MARKER))
+    marked: cst.CSTNode = statement.with_changes(leading_lines=(*_above(statement), marker))
+    above = (module, *path[: path.index(statement)])
+    for parent, child in zip(reversed(above), (statement, *reversed(above)), strict=False):
+        marked = _with_child(parent, child, marked)
+    lines = cst.ensure_type(marked, cst.Module).code.split("\n")
+    places = [number for number, line in enumerate(lines) if line.strip() == _MARKER]
+    exactly_one("place of the rename in the generated code", len(places))
+    line = lines.pop(places[0])
+    if "\n".join(lines) != module.code:
+        raise Drift("statement that the rename stands in, on lines of its own", 0)
+    return places[0], line[: line.index(_MARKER)]
+
+
+def _above(statement: cst.CSTNode) -> tuple[cst.EmptyLine, ...]:
+    import libcst as cst
+
+    if isinstance(statement, (cst.SimpleStatementLine, cst.If)):
+        return tuple(statement.leading_lines)
+    raise Drift("statement that the rename stands in, on lines of its own", 0)
+
+
+def _with_child(parent: cst.CSTNode, child: cst.CSTNode, new: cst.CSTNode) -> cst.CSTNode:
+    """`parent` with `new` in the place of its `child`."""
+    for field in fields(parent):
+        value = getattr(parent, field.name)
+        if value is child:
+            return parent.with_changes(**{field.name: new})
+        if isinstance(value, (list, tuple)) and any(item is child for item in value):
+            changed = [new if item is child else item for item in value]
+            return parent.with_changes(**{field.name: changed})
+    raise Drift("statement that the rename stands in", 0)

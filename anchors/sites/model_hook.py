@@ -18,6 +18,7 @@ from anchors.kit.anchor import (
     exactly_one,
     functions,
     imported,
+    walk,
 )
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ def _find(module: cst.Module) -> Match:
 
 def _strings(node: cst.CSTNode, value: str) -> int:
     import libcst as cst
-    from libcst import matchers as m
 
-    found = m.findall(node, m.SimpleString())
-    return sum(isinstance(s, cst.SimpleString) and s.evaluated_value == value for s in found)
+    return sum(
+        isinstance(part, cst.SimpleString) and part.evaluated_value == value for part in walk(node)
+    )
 
 
 def _render(match: Match, values: Values) -> str:
