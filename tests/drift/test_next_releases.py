@@ -1,0 +1,206 @@
+"""Synthetic next releases: each gets the right verdict and names the right cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from .conftest import run
+from .test_matrix import words
+
+pytestmark = pytest.mark.xdist_group("drift")
+NEWEST, NATIVE = "0.29.0", "0.33.0"
+MODEL = "models/deepseek_v4/nvidia/model.py"
+DSPARK = "models/deepseek_v4/nvidia/dspark.py"
+MTP = "models/deepseek_v4/nvidia/mtp.py"
+CONFIG = "transformers_utils/configs/deepseek_v4.py"
+ENCODING = "tokenizers/deepseek_v4_encoding.py"
+REGISTRY = "model_executor/models/registry.py"
+PACKAGE = "models/deepseek_v4/__init__.py"
+SCHEDULER = "v1/core/sched/scheduler.py"
+DISPATCHER = "v1/cudagraph_dispatcher.py"
+
+
+def sub(pattern: str, text: str) -> Callable[[str], str]:
+    return lambda source: re.sub(pattern, text, source)
+
+
+def append(text: str) -> Callable[[str], str]:
+    return lambda source: source + text
+
+
+@dataclass(frozen=True)
+class Next:
+    """`drifted`: columns that must have drifted, all others not; `says`: text of the findings."""
+
+    name: str
+    edits: dict[str, Callable[[str], str] | None]
+    drifted: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
+    base: str = NEWEST
+    native: bool = field(default=False)
+
+
+BASE_CLASS = r"(class DeepseekV4ForCausalLM\()"
+CASES = (
+    # What must not matter.
+    Next("added base class", {MODEL: sub(BASE_CLASS, r"\1 object,")}),
+    Next(
+        "added decorator",
+        {MODEL: sub(r"\nclass DeepseekV4Model\(", r"\n@staticmethod\nclass DeepseekV4Model(")},
+    ),
+    Next(
+        "added parameter",
+        {MODEL: sub(r"(def _make_deepseek_v4_weights_mapper\()", r"\1*args, ")},
+    ),
+    Next("comment and blank lines", {DSPARK: append("\n\n# the end\n")}),
+    Next("line endings", {CONFIG: lambda s: s.replace("\n", "\r\n")}),
+    Next(
+        "renamed local",
+        {MTP: sub(r"\bloaded_weight\b", "tensor")},
+    ),
+    # Anchors that drift.
+    Next(
+        "renamed class",
+        {MODEL: sub(r"\bDeepseekV4MoE\b", "DeepseekV4SparseExperts")},
+        ("model-hook",),
+        ("top-level class DeepseekV4MoE", "class DeepseekV4SparseExperts (its body is nearly"),
+    ),
+    Next(
+        "renamed config class",
+        {CONFIG: sub(r"\bDeepseekV4Config\b", "DeepseekV4TextConfig")},
+        ("config-hook",),
+        ("top-level class DeepseekV4Config", "DeepseekV4TextConfig"),
+    ),
+    Next(
+        "moved file",
+        {CONFIG: None, "transformers_utils/configs/deepseek/v4.py": append("pass\n")},
+        ("config-hook",),
+        ("no such file",),
+    ),
+    Next(
+        "class moved to another module",
+        {
+            MODEL: sub(r"\nclass DeepseekV4DecoderLayer\b", r"\nclass _Gone"),
+            "models/deepseek_v4/nvidia/layer.py": append("class DeepseekV4DecoderLayer:\n ...\n"),
+        },
+        ("model-hook",),
+        ("nvidia/layer.py:1: class DeepseekV4DecoderLayer",),
+    ),
+    Next(
+        "router import dropped",
+        {MODEL: sub(r"\bfused_topk_bias\b", "fused_topk")},
+        ("model-hook",),
+        ("top-level import of fused_topk_bias", "0 of it"),
+    ),
+    Next(
+        "gate suffix changed",
+        {MODEL: sub(r'"\.ffn\.gate\.bias"', '".ffn.norm_gate.bias"')},
+        ("model-hook",),
+        ("_make_deepseek_v4_weights_mapper", "norm_gate"),
+    ),
+    Next(
+        "class defined twice",
+        {MODEL: append("\n\nclass DeepseekV4Model:\n    pass\n")},
+        ("model-hook",),
+        ("2 of it",),
+    ),
+    Next(
+        "rename statement gone from one draft",
+        {DSPARK: sub(r'"\.ffn\.gate\.bias"', '".ffn.gate.score_bias"')},
+        ("dspark-bias-vl", "dspark-hook"),
+        ("in the method load_weights", "since"),
+    ),
+    Next(
+        "rename in another scope",
+        {MTP: sub(r"def load_weights\b", "def read_weights")},
+        ("mtp-bias-vl", "mtp-hook"),
+        ("load_weights",),
+    ),
+    Next(
+        "syntax error",
+        {DSPARK: append("\ndef broken(:\n")},
+        ("dspark-bias-vl", "dspark-hook"),
+        ("does not parse",),
+    ),
+    Next("file emptied", {MTP: lambda s: ""}, ("mtp-bias-vl", "mtp-hook"), ("is empty",)),
+    # What would only break at run time.
+    Next(
+        "registry method renamed",
+        {REGISTRY: sub(r"def inspect_model_cls\(", "def inspect_model_class(")},
+        ("run-time",),
+        ("inspect_model_cls", "nearest: inspect_model_class"),
+    ),
+    Next(
+        "registry signature changed",
+        {
+            REGISTRY: sub(
+                r"(class _ModelRegistry[\s\S]*?def inspect_model_cls\(\s*self,\s*)architectures",
+                r"\1names",
+            )
+        },
+        ("run-time",),
+        ("does not take architectures",),
+    ),
+    Next(
+        "scheduler class split away",
+        {SCHEDULER: sub(r"\nclass Scheduler\(", "\nclass BaseScheduler(")},
+        ("run-time",),
+        ("has no Scheduler",),
+    ),
+    Next(
+        "graph dispatcher moved",
+        {DISPATCHER: None},
+        ("run-time",),
+        ("vllm.v1.cudagraph_dispatcher is missing",),
+    ),
+    # Native support.
+    Next("native with a renamed tower", {PACKAGE: append("\n")}, base=NATIVE, native=True),
+    Next(
+        "native with the registry entry reformatted",
+        {REGISTRY: sub(r'("DeepseekV4ForConditionalGeneration"):\s*\(', r"\1  :  (\n        ")},
+        base=NATIVE,
+        native=True,
+    ),
+    Next(
+        "a text-only tree that gains the native class",
+        {
+            REGISTRY: sub(
+                r'(\n\s*)("DeepseekV4ForCausalLM":)',
+                r'\1"DeepseekV4ForConditionalGeneration": '
+                r'("vllm.models.deepseek_v4", "DeepseekV4ForConditionalGeneration"),\1\2',
+            )
+        },
+        native=True,
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_next_release(case: Next, edited: Callable[..., Path]) -> None:
+    tree = edited(case.base, case.edits)
+    code, result = run(str(tree))
+    row = words(result)[str(tree)]
+    if case.native:
+        assert set(row.values()) == {"superseded"}
+        assert code == 0
+        return
+    found = tuple(column for column, verdict in row.items() if verdict == "drifted")
+    assert found == case.drifted
+    assert code == (1 if case.drifted else 0)
+    (entry,) = result["trees"]
+    told = "\n".join(
+        "\n".join([f["expected"], f["found"], f["detail"], *f["candidates"], f["diff"]])
+        + f"\nsince {f['since']} applied in {f['last_good']}"
+        for f in entry["findings"]
+        if f["verdict"] == "drifted"
+    )
+    for text in case.says:
+        assert text in told, told
+    for finding in entry["findings"]:
+        if finding["verdict"] == "drifted" and finding["id"] != "run-time":
+            assert finding["last_good"] == NEWEST
