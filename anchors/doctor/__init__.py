@@ -1,0 +1,1 @@
+"""What a person needs to know about an installation, read without importing vLLM."""
