@@ -132,7 +132,9 @@ def as_report(judged: Judged, verb: str) -> Report:
             }
             for file in plan.files
         ],
-        overlay={"root": plan.root, "digest": plan.overlay, "state": judged.overlay_state},
+        overlay=None
+        if judged.state == "superseded"
+        else {"root": plan.root, "digest": plan.overlay, "state": judged.overlay_state},
         notes=list(judged.notes),
     )
     if judged.state in _HINTS:

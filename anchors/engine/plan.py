@@ -99,9 +99,7 @@ def make(
 
 
 def _with(plan: Plan, state: str, detail: str) -> Plan:
-    return Plan(
-        plan.target, state, detail, "", plan.root, plan.overlay, plan.files, _notes(plan.target)
-    )
+    return Plan(plan.target, state, detail, "", plan.root, plan.overlay, plan.files)
 
 
 def _of(anchors: tuple[Anchor, ...], path: str) -> tuple[Anchor, ...]:
