@@ -147,7 +147,7 @@ def _without_images(original: Callable[..., Any], runner: Any, *args: Any, **kwa
 
 def _placeholders_of(runner: Any) -> Placeholders | None:
     """The runner's image blocks by request; None if it runs another kind of checkpoint."""
-    from vision_exp.install import is_vision_exp
+    from vision_exp.config import is_vision_exp
 
     if not hasattr(runner, "_vision_exp_placeholders"):
         vision = is_vision_exp(runner.model_config.hf_config)
