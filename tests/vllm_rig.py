@@ -65,9 +65,16 @@ def copy_tree(version: str, dest: Path) -> Path:
     # A bytecode file shared with the stock tree would be rewritten in place by nobody, but is
     # validated by mtime and size of the source: cheap to leave out, costly to get wrong.
     shutil.copytree(
-        source, dest, copy_function=os.link, ignore=skip_caches, dirs_exist_ok=True, symlinks=True
+        source, dest, copy_function=_link, ignore=skip_caches, dirs_exist_ok=True, symlinks=True
     )
     return dest
+
+
+def _link(source: str, dest: str) -> None:
+    try:
+        os.link(source, dest)
+    except OSError:  # another file system
+        shutil.copy2(source, dest)
 
 
 def run_child(

@@ -71,8 +71,14 @@ def _spread(
     hidden = model.config.hidden_size
     block = model.image_start.new_zeros((height, hidden))
     if mine:
-        parts = ([of[i] for i in mine] for of in (pieces, grids, counts))
-        rows = torch.cat(_run(model, *parts))
+        rows = torch.cat(
+            _run(
+                model,
+                [pieces[i] for i in mine],
+                [grids[i] for i in mine],
+                [counts[i] for i in mine],
+            )
+        )
         block[: len(rows)] = rows
     gathered = tensor_model_parallel_all_gather(block, dim=0)
     result: list[torch.Tensor] = [gathered] * len(pieces)

@@ -73,7 +73,7 @@ def install(site: str, namespace: dict[str, Any], *, plan: str, overlay: str) ->
     global installed
     if site not in SITES:
         raise ValueError(f"unknown hook site {site!r}")
-    if os.environ.get(DISABLE_VARIABLE, "0") not in ("", "0"):
+    if os.environ.get(DISABLE_VARIABLE) == "1":
         return
     installed = Installed(plan=plan, overlay=overlay)
     if site == "config":
@@ -109,13 +109,7 @@ def _install_model_site(site: str, namespace: dict[str, Any]) -> None:
 
 
 def _call(module: str, function: str, *args: Any) -> None:
-    try:
-        found = importlib.import_module(f"vision_exp.{module}")
-    except ModuleNotFoundError as error:
-        if error.name != f"vision_exp.{module}":
-            raise
-        return
-    getattr(found, function)(*args)
+    getattr(importlib.import_module(f"vision_exp.{module}"), function)(*args)
 
 
 def _install_config(config_class: type) -> None:

@@ -57,7 +57,8 @@ def _init(original: Any, self: Any, *, vllm_config: Any, prefix: str = "") -> No
         original(self, vllm_config=vllm_config, prefix=prefix)
         return
     activate()
-    object.__setattr__(self, "__class__", vision_class(type(self)))
+    text_class: Any = type(self)
+    object.__setattr__(self, "__class__", vision_class(text_class))
     original(self, vllm_config=vllm_config, prefix=prefix)
     _add_vision(self, vllm_config)
     evidence.log_once("model", vllm_config.model_config, vllm_config)
@@ -124,6 +125,10 @@ class VisionExpMixin:
     mm_prefix_clamp_sliding_window = True
 
     text_class: type
+    image_start: nn.Parameter
+    image_end: nn.Parameter
+    image_newline: nn.Parameter
+    image_pad: nn.Parameter
     no_tower: str | None = None
     spread_images: bool = False
 

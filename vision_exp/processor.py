@@ -74,7 +74,11 @@ class VisionExpInfo(BaseProcessingInfo):
 
     def validate_num_items(self, modality: str, num_items: int) -> None:
         """As vLLM's, but naming the flag, which it leaves out where nothing else limits."""
-        limit = self.allowed_mm_limits.get(modality, 0)
+        limit = self.allowed_mm_limits.get(modality)
+        if limit is None:
+            raise VLLMValidationError(
+                f"this model takes images, not {modality}", parameter=modality
+            )
         if num_items > limit:
             raise VLLMValidationError(
                 f"At most {limit} {modality}(s) may be provided in one prompt. Set "
@@ -162,7 +166,7 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
             )
         return super().apply(inputs, *args, **kwargs)
 
-    def _apply_hf_processor_main(self, **kwargs: Any) -> Any:
+    def _apply_hf_processor_main(self, **kwargs: Any) -> Any:  # type: ignore[override]
         features = self._features(kwargs["mm_items"])
         if "prompt" not in kwargs:
             return features  # 0.29 on: images only
@@ -175,8 +179,7 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
 
     def _features(self, mm_items: MultiModalDataItems) -> BatchFeature:
         images = mm_items.get("image")
-        count = len(images) if images is not None else 0
-        if not count:
+        if images is None or not len(images):
             return BatchFeature({})
         try:
             done = images_to_patches(

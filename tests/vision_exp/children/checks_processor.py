@@ -255,6 +255,20 @@ def embeddings_are_refused(rig: Rig) -> None:
 
 
 @check
+def videos_are_refused(rig: Rig) -> None:
+    import numpy as np
+
+    processor = rig.processor()
+    try:
+        processor.info.parse_mm_data({"video": [np.zeros((2, 8, 8, 3), np.uint8)]})
+    except Exception as error:  # noqa: BLE001  any type: the status is what counts
+        equal(status(error), 400, repr(error))
+        equal("takes images, not video" in str(error), True, str(error))
+    else:
+        raise AssertionError("accepted")
+
+
+@check
 def cached_images_may_come_by_uuid_alone(rig: Rig) -> None:
     processor = rig.processor(cached=True)
     picture = noise(200, 100)

@@ -67,13 +67,23 @@ def _prepare() -> None:
     initialize_model_parallel(1, 1)
 
 
-def build(rig: Rig, name: str, *, model_options: dict[str, Any] | None = None, **overrides: Any):
+def build(
+    rig: Rig, name: str, *, model_options: dict[str, Any] | None = None, **overrides: Any
+) -> Any:
     """An instance of the class that the registry gives for the checkpoint `name`."""
+    return _build(rig, _folder(rig, name, overrides), model_options or {})
+
+
+def build_text(rig: Rig) -> Any:
+    """An instance for a text-only checkpoint of the same sizes."""
+    return _build(rig, rig.text_checkpoint("small-text", **SIZES, compress_ratios=[0] * 7), {})
+
+
+def _build(rig: Rig, folder: Path, model_options: dict[str, Any]) -> Any:
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    folder = _folder(rig, name, overrides)
-    vllm_config = VllmConfig(model_config=rig.model_config(folder, **(model_options or {})))
+    vllm_config = VllmConfig(model_config=rig.model_config(folder, **model_options))
     with set_current_vllm_config(vllm_config):
         _prepare()
         torch.set_default_dtype(torch.bfloat16)
@@ -90,7 +100,15 @@ def build(rig: Rig, name: str, *, model_options: dict[str, Any] | None = None, *
 
 def checkpoint(rig: Rig, name: str, **overrides: Any) -> dict[str, torch.Tensor]:
     """Random weights of the checkpoint `name`, written to disk once and read back from there."""
-    folder = _folder(rig, name, overrides)
+    return _weights(_folder(rig, name, overrides))
+
+
+def text_checkpoint(rig: Rig) -> dict[str, torch.Tensor]:
+    """Random weights of the text-only checkpoint of `build_text`."""
+    return _weights(rig.folder / "small-text")
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
     path = folder / "model.safetensors"
     if not path.exists():
         values = json.loads((folder / "config.json").read_text())

@@ -1,4 +1,7 @@
-"""Runs every check in a patched tree: overlay_child.py FOLDER RESULT [ONLY]."""
+"""Runs every check in a patched tree: overlay_child.py FOLDER RESULT [ONLY].
+
+Text-only checkpoints are recorded before the process has seen a Vision-Exp config and after.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ import checks_config  # noqa: F401
 import checks_model  # noqa: F401
 import checks_processor  # noqa: F401
 import rig
+import text_record
 
 if __name__ == "__main__":
     folder, result, *only = sys.argv[1:]
-    results = checks.run(rig.Rig(Path(folder)), *only)
-    checks.write(result, checks=results)
+    shared = rig.Rig(Path(folder))
+    before = None if only else text_record.record(shared)
+    results = checks.run(shared, *only)
+    after = None if only else text_record.record(shared)
+    checks.write(result, checks=results, text=before, text_after=after)
     failed = [name for name, trace in results.items() if trace]
     print("\n".join(f"{name}\n{results[name]}" for name in failed))
     sys.exit(bool(failed))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from functools import cached_property
 from pathlib import Path
@@ -30,11 +29,16 @@ class Rig:
     def vision_folder(self) -> Path:
         return self.checkpoint("vision")
 
+    def text_checkpoint(self, name: str, **overrides: Any) -> Path:
+        """A text-only checkpoint called `name`."""
+        folder = self.folder / name
+        if not folder.exists():
+            tiny_tokenizer.write(tiny_config.write_text_only(folder, **overrides))
+        return folder
+
     @cached_property
     def text_folder(self) -> Path:
-        folder = self.folder / "text"
-        tiny_tokenizer.write(tiny_config.write_text_only(folder))
-        return folder
+        return self.text_checkpoint("text")
 
     def model_config(self, folder: Path, **options: Any) -> Any:
         from vllm.config import ModelConfig
@@ -73,8 +77,3 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.frombytes(
         "RGB", (width, height), random.Random(seed).randbytes(3 * width * height)
     )
-
-
-def edit_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
