@@ -139,9 +139,7 @@ def _swiglu_kernel(x_ptr, out_ptr, width, SIZE: tl.constexpr):
     gate = tl.load(x_ptr + row * 2 * width + columns, mask=inside, other=0.0)
     up = tl.load(x_ptr + row * 2 * width + width + columns, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
-    # Rounded between the two steps, as silu(gate) * up is.
-    opened = (wide / (1.0 + tl.exp(-wide))).to(out_ptr.dtype.element_ty).to(tl.float32)
-    value = (opened * up.to(tl.float32)).to(out_ptr.dtype.element_ty)
+    value = (wide / (1.0 + tl.exp(-wide)) * up.to(tl.float32)).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * width + columns, value, mask=inside)
 
 
