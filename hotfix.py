@@ -91,6 +91,13 @@ def build_parser() -> argparse.ArgumentParser:
     drift.add_argument("trees", nargs="*", metavar="PATH_OR_WHEEL_OR_VERSION")
     drift.add_argument("--report", action="append", metavar="FILE", help="write .md or .html")
     drift.add_argument("--write-verified", action="store_true", help="anchors/verified.json")
+    doctor = verb("doctor", "everything about this installation in one screen")
+    doctor.add_argument("--log", metavar="FILE", help="do a server's evidence lines agree?")
+    doctor.add_argument("--manifest", action="store_true", help="digests, to compare nodes")
+    doctor.add_argument("--against", metavar="FILE", help="compare with another node's manifest")
+    bundle = verb("bundle", "the mod for launchers: one zip, no network needed where it runs")
+    bundle.add_argument("file", metavar="FILE.zip")
+    bundle.add_argument("--wheels", metavar="DIR", help="LibCST wheels, instead of the index")
     return parser
 
 
@@ -140,11 +147,19 @@ def _run(arguments: argparse.Namespace) -> Report:
         from anchors.drift import command
 
         return command.run(arguments)
+    if arguments.verb == "bundle":
+        from anchors.engine import bundle
+
+        return bundle.run(arguments)
     target = discover(arguments.root)
     if arguments.verb in ("apply", "status"):
         known = _from_receipt(arguments, target)
         if known:
             return known
+    if arguments.verb == "doctor":
+        from anchors.doctor import command as doctor
+
+        return doctor.run(arguments, target)
     from anchors.engine import commands
 
     try:

@@ -43,6 +43,8 @@ _NEEDED = re.compile(
       | vllm/models/deepseek_v4/.*\.py
       | vllm/model_executor/models/registry\.py
       | vllm/tokenizers/deepseek_v4_encoding\.py
+      | vllm/config/speculative\.py
+      | vllm/v1/attention/backends/mla/sparse_swa\.py
       | vllm/transformers_utils/configs/(__init__|deepseek_v4)\.py
       | [^/]+\.dist-info/(METADATA|WHEEL|top_level\.txt)""",
     re.VERBOSE,

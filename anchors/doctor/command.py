@@ -1,0 +1,155 @@
+"""`hotfix.py doctor`: everything a person needs to see, in one screen."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import os
+import sys
+
+from anchors.doctor import drafting, log, manifest, surroundings, tower_memory
+from anchors.engine import caches
+from anchors.engine.errors import DONE, NO, USAGE, HotfixError
+from anchors.engine.judging import DONE_STATES, Options, as_report, judge
+from anchors.engine.report import PREFIX, Report
+from anchors.engine.target import Target
+
+_B12X = "VLLM_USE_B12X_MHC"
+_EPS = "VISION_EXP_RMS_NORM_EPS"
+
+
+def run(arguments: argparse.Namespace, target: Target) -> Report:
+    """The screen, or with --manifest, --against and --log their answers."""
+    judged = judge(target, Options(overlay_root=arguments.overlay_root))
+    result = as_report(judged, "doctor")
+    result["exit"] = DONE if result["state"] in DONE_STATES else NO
+    here = manifest.of(result)
+    if arguments.manifest:
+        result["manifest"] = here
+        result["text"] = json.dumps(here, indent=1, sort_keys=True) + "\n"
+        return result
+    facts = _facts(target, result)
+    if arguments.against:
+        different = manifest.differences(here, manifest.load(arguments.against))
+        same = f"the same as {arguments.against}"
+        facts.append(("other node", "; ".join(different) or same))
+        result["exit"] = NO if different else result["exit"]
+    if arguments.log:
+        agreement = log.read(_text(arguments.log))
+        facts.append(("log", _told(agreement)))
+        facts += [("log", difference) for difference in agreement.differences]
+        result["exit"] = result["exit"] if agreement.good else NO
+    result["doctor"] = [{"fact": name, "value": value} for name, value in facts]
+    result["text"] = _screen(result, facts)
+    return result
+
+
+def _facts(target: Target, result: Report) -> list[tuple[str, str]]:
+    facts = [
+        ("interpreter", f"{sys.executable} ({sys.version.split()[0]})"),
+        ("vLLM", f"{target.version or 'unknown version'} at {target.root}"),
+        ("installed", surroundings.installed_by(target.root)),
+        ("caches", _caches(result["state"])),
+        ("draft tokens", _draft(target)),
+        ("rms_norm_eps", _eps(target)),
+    ]
+    swa = _bytes(target, surroundings.SWA)
+    found = surroundings.gpus()
+    facts += [
+        ("visibility", f"{gpu.name}: {surroundings.attention(gpu.capability, swa)}")
+        for gpu in found
+    ]
+    if not found:
+        facts.append(("visibility", f"no GPU seen; {surroundings.attention('', swa)}"))
+    sizes = ", ".join(f"{tower_memory.gibibytes(n):.2f} at {n}" for n in (1, 2, 4, 8))
+    facts.append(("tower", f"GiB per rank by tensor-parallel size: {sizes} (data mode: as at 1)"))
+    return facts
+
+
+def _caches(state: str) -> str:
+    """Model-inspection entries are all that can outlive an apply: written before it, they lie."""
+    entries = [
+        entry
+        for root in caches.roots()
+        for entry in glob.glob(
+            os.path.join(glob.escape(root), "modelinfos", "vllm-models-deepseek_v4-*.json")
+        )
+    ]
+    if not entries:
+        return "no model-inspection entry of DeepSeek-V4"
+    if state in ("applied", "applied-unrecorded"):
+        return f"written since apply, harmless: {', '.join(entries)}"
+    return f"cleared by apply: {', '.join(entries)}"
+
+
+def _draft(target: Target) -> str:
+    rule = drafting.legal_k(_bytes(target, drafting.FILE))
+    if rule.reason:
+        return f"unknown: {rule.reason}"
+    legal = ", ".join(map(str, rule.legal)) or "none"
+    lines = ", ".join(map(str, rule.lines))
+    return f"DSpark takes k = {legal} (up to {drafting.MOST}; {drafting.FILE}:{lines})"
+
+
+def _eps(target: Target) -> str:
+    kept = os.environ.get(_EPS) == "keep"
+    fused = os.environ.get(_B12X, "0") not in ("", "0")
+    known = any(
+        _B12X.encode() in (_bytes(target, path) or b"")
+        for path in ("envs.py", "models/deepseek_v4/nvidia/model.py")
+    )
+    if fused:
+        why = f"must be forced: {_B12X}=1, and that kernel takes 1e-6 only"
+    elif known:
+        why = f"need not be forced unless {_B12X}=1, whose kernel takes 1e-6 only"
+    else:
+        why = "need not be forced: this vLLM has no kernel that demands 1e-6"
+    now = f"kept as in the checkpoint ({_EPS}=keep)" if kept else "forced to 1e-6 by default"
+    return f"{now}; {why}"
+
+
+def _bytes(target: Target, path: str) -> bytes | None:
+    try:
+        with open(os.path.join(target.root, path), "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError as error:
+        raise HotfixError(
+            "no-log",
+            f"{path} cannot be read: {error.strerror}",
+            exit_code=USAGE,
+            hint="save the server's output: vllm serve ... 2>&1 | tee server.log",
+        ) from error
+
+
+def _told(agreement: log.Agreement) -> str:
+    if not agreement.processes:
+        return "no evidence line: no process of this server built a vision model or processor"
+    verdict = "agree" if not agreement.differences else "DO NOT agree"
+    count = len(agreement.processes)
+    return f"{count} evidence lines {verdict}: {', '.join(agreement.processes)}"
+
+
+def _screen(result: Report, facts: list[tuple[str, str]]) -> str:
+    overlay = result["overlay"]
+    detail = f": {result['detail']}" if result["detail"] else ""
+    lines = [f"{PREFIX} {result['state']}{detail}"]
+    for file in result["files"]:
+        for anchor in file["anchors"]:
+            lines.append(f"  {anchor['id']:<15} {anchor['state']:<14} {file['path']}")
+    if overlay:
+        lines.append(
+            f"  {'overlay':<15} {overlay['state']:<14} {overlay['digest'][:12]} in "
+            f"{overlay['root']}"
+        )
+    lines += [f"  {name:<15} {value}" for name, value in facts]
+    lines += [f"  {'note':<15} {note}" for note in result["notes"]]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,48 @@
+"""A server's log: do the evidence lines of all its processes and ranks agree?"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_LINE = re.compile(r"\[vision-exp\] active (?=pid=)(.*)")
+_FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|$)")
+#: What a process says of something that it does not know.
+UNKNOWN = "-"
+#: What must be the same in every process that knows it.
+AGREE = ("vllm", "plan", "overlay", "routing", "visibility", "eps")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """`processes`: role of each process; `differences`: what they do not agree on."""
+
+    processes: tuple[str, ...]
+    differences: tuple[str, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether there is evidence and all of it agrees."""
+        return bool(self.processes) and not self.differences
+
+
+def read(text: str) -> Agreement:
+    """Compare the evidence lines in a log."""
+    lines = [dict(_FIELD.findall(match.strip())) for match in _LINE.findall(text)]
+    processes = tuple(f"{line.get('role', '?')} (pid {line.get('pid', '?')})" for line in lines)
+    differences = []
+    for field in AGREE:
+        told: dict[str, list[str]] = {}
+        for line, process in zip(lines, processes, strict=True):
+            told.setdefault(_value(line, field), []).append(process)
+        told.pop(UNKNOWN, None)
+        if len(told) > 1:
+            listed = "; ".join(f"{value}: {', '.join(who)}" for value, who in told.items())
+            differences.append(f"{field} differs: {listed}")
+    return Agreement(processes, tuple(differences))
+
+
+def _value(line: dict[str, str], field: str) -> str:
+    value = line.get(field, "missing")
+    # `visibility=causal reason=...` is one statement.
+    return f"{value} {line['reason']}" if field == "visibility" and "reason" in line else value

@@ -1,0 +1,159 @@
+"""doctor on real trees: the screen, the log, the manifest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sources
+
+from anchors.doctor import log, tower_memory
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def hotfix(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(REPO / "hotfix.py"), *arguments],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment},
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def applied(tmp_path: Path) -> list[str]:
+    """Arguments that name an applied 0.29.0."""
+    root = sources.install("0.29.0", tmp_path / "site")
+    arguments = ["--root", str(root), "--overlay-root", str(tmp_path / "overlay")]
+    done = hotfix(*arguments, "apply")
+    assert done.returncode == 0, done.stderr
+    return arguments
+
+
+def facts(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    found = json.loads(result.stdout)
+    return {entry["fact"]: entry["value"] for entry in found["doctor"]}
+
+
+def test_screen_of_an_applied_tree(applied: list[str]) -> None:
+    result = hotfix(*applied, "doctor")
+    assert result.returncode == 0, result.stderr
+    for text in ("applied", "model-hook", "overlay", "draft tokens", "tower", "visibility"):
+        assert text in result.stdout
+    assert len(result.stdout.splitlines()) <= 24
+
+
+def test_facts(applied: list[str]) -> None:
+    told = facts(hotfix(*applied, "--json", "doctor"))
+    assert told["vLLM"].startswith("0.29.0 at ")
+    assert told["rms_norm_eps"].startswith("forced to 1e-6 by default; need not be forced")
+    assert told["caches"] == "no model-inspection entry of DeepSeek-V4"
+    kept = hotfix(
+        *applied, "--json", "doctor", VISION_EXP_RMS_NORM_EPS="keep", VLLM_USE_B12X_MHC="1"
+    )
+    assert facts(kept)["rms_norm_eps"].startswith("kept as in the checkpoint")
+    assert "must be forced" in facts(kept)["rms_norm_eps"]
+
+
+def test_a_pristine_tree_is_a_no_and_names_its_lying_caches(tmp_path: Path) -> None:
+    root = sources.install("0.29.0", tmp_path / "site")
+    entry = tmp_path / "cache" / "modelinfos" / "vllm-models-deepseek_v4-DeepseekV4ForCausalLM.json"
+    entry.parent.mkdir(parents=True)
+    entry.write_text("{}")
+    arguments = ("--root", str(root), "--json", "doctor")
+    result = hotfix(*arguments, VLLM_CACHE_ROOT=str(tmp_path / "cache"))
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["state"] == "pristine"
+    assert facts(result)["caches"] == f"cleared by apply: {entry}"
+
+
+def test_manifests_of_equal_nodes_agree_and_of_others_do_not(
+    applied: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "manifest.json"
+    file.write_text(hotfix(*applied, "doctor", "--manifest").stdout)
+    same = hotfix(*applied, "doctor", "--against", str(file))
+    assert same.returncode == 0
+    assert "the same as" in same.stdout
+    other = json.loads(file.read_text())
+    other["overlay"] = "0" * 64
+    other["files"]["models/deepseek_v4/nvidia/mtp.py"] = "1" * 64
+    file.write_text(json.dumps(other))
+    different = hotfix(*applied, "doctor", "--against", str(file))
+    assert different.returncode == 1
+    assert "overlay: " in different.stdout
+    assert "models/deepseek_v4/nvidia/mtp.py: " in different.stdout
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", None])
+def test_a_bad_manifest_is_bad_usage(
+    applied: list[str], tmp_path: Path, content: str | None
+) -> None:
+    file = tmp_path / "manifest.json"
+    if content is not None:
+        file.write_text(content)
+    result = hotfix(*applied, "doctor", "--against", str(file))
+    assert result.returncode == 2
+    assert "is no manifest" in result.stderr.splitlines()[0]
+
+
+LINE = (
+    "(EngineCore pid={pid}) INFO 11-29 10:00:00 [evidence.py:40] [vision-exp] active pid={pid} "
+    "role={role} vllm=0.26.0 plan=9f2c41d0 overlay={overlay} routing={routing} "
+    "visibility={visibility} eps=1e-06\n"
+)
+
+
+def evidence(pid: int, role: str, **changed: str) -> str:
+    fields = {"overlay": "aa", "routing": "bias_vl", "visibility": "bidirectional", **changed}
+    return LINE.format(pid=pid, role=role, **fields)
+
+
+def test_evidence_that_agrees() -> None:
+    server = evidence(1, "MainProcess/processor", routing="-", visibility="-")
+    found = log.read(f"noise\n{server}{evidence(2, 'Worker_TP0/model')}{evidence(3, 'W/model')}")
+    assert found.good
+    assert found.processes[1] == "Worker_TP0/model (pid 2)"
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"overlay": "bb"}, "overlay differs: aa: A (pid 1); bb: B (pid 2)"),
+        ({"visibility": "causal reason=platform"}, "visibility differs: bidirectional"),
+        ({"routing": "text"}, "routing differs"),
+    ],
+)
+def test_evidence_that_differs(changed: dict[str, str], named: str) -> None:
+    found = log.read(evidence(1, "A") + evidence(2, "B", **changed))
+    assert not found.good
+    assert named in found.differences[0]
+    assert len(found.differences) == 1
+
+
+def test_no_evidence_is_not_good(applied: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "server.log"
+    file.write_text("INFO nothing here\n")
+    result = hotfix(*applied, "doctor", "--log", str(file))
+    assert result.returncode == 1
+    assert "no evidence line" in result.stdout
+    file.write_text(evidence(1, "A") + evidence(2, "B"))
+    assert hotfix(*applied, "doctor", "--log", str(file)).returncode == 0
+    assert hotfix(*applied, "doctor", "--log", str(tmp_path / "absent")).returncode == 2
+
+
+def test_tower_memory_counts_the_modules() -> None:
+    torch = pytest.importorskip("torch")
+    from vision_exp import preview
+    from vision_exp.tower import Aligner, VisionTower
+
+    with torch.device("meta"):
+        modules = [VisionTower(preview.RELEASED), Aligner(preview.RELEASED)]
+    count = sum(p.numel() for module in modules for p in module.parameters())
+    assert tower_memory.parameters(1) == count + 4 * 4096
+    assert tower_memory.parameters(2) < 0.51 * tower_memory.parameters(1)
