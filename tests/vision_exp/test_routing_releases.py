@@ -1,0 +1,24 @@
+"""Routing and step checks inside each real vLLM release, one process per release."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import vllm_rig
+
+CHILD = Path(__file__).parent / "children" / "routing_child.py"
+LEAST = 20  # checks; a child that ran fewer did not do its work
+
+
+@pytest.mark.parametrize("version", vllm_rig.RELEASES)
+def test_release(version, tmp_path):
+    result = tmp_path / "result.json"
+    env = {"PYTHONPATH": f"{vllm_rig.tree(version)}:{vllm_rig.ROOT / 'tests'}:{vllm_rig.ROOT}"}
+    done = vllm_rig.run_child(CHILD, vllm_rig.tree(version), str(result), env=env)
+    assert result.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    checks = json.loads(result.read_text())["checks"]
+    failed = {name: trace for name, trace in checks.items() if trace}
+    assert not failed, "\n".join(f"{name}\n{trace}" for name, trace in failed.items())
+    assert len(checks) >= LEAST
