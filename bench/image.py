@@ -12,14 +12,7 @@ Both sides give equal bits (checked first) on a 1920x1080 picture. Throughput ov
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import os
-import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +22,7 @@ sys.path[:0] = [str(REPO), str(REPO / "tests")]
 import native_image  # noqa: E402 (the path is set above)
 import numpy as np  # noqa: E402
 import PIL  # noqa: E402
+import reporting  # noqa: E402
 import tiny_config  # noqa: E402
 import torch  # noqa: E402
 from PIL import Image, ImageOps  # noqa: E402
@@ -50,28 +44,6 @@ class Fitted:
 
     def convert(self, mode: str) -> Fitted:
         return self
-
-
-def milliseconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return (time.perf_counter() - start) * 1e3
-
-
-def compare(
-    native: Callable[[], object], mine: Callable[[], object], threads: int, rounds: int
-) -> dict[str, float]:
-    """Medians of turns, native and ours one after the other, after one unmeasured turn each.
-
-    The ratio is the median of the turns' ratios: both halves of a turn see the same machine.
-    """
-    torch.set_num_threads(threads)
-    turns = [(milliseconds(native), milliseconds(mine)) for _ in range(rounds + 1)][1:]
-    return {
-        "native_ms": round(statistics.median(first for first, _ in turns), 2),
-        "ours_ms": round(statistics.median(second for _, second in turns), 2),
-        "ratio": round(statistics.median(first / second for first, second in turns), 2),
-    }
 
 
 def measure(rounds: int) -> dict[str, dict[str, float]]:
@@ -99,26 +71,20 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     for got in (load(ready, after), mine_after(), ours.image_to_patches(image, CONFIG).patches):
         if not torch.equal(got.view(torch.int16), expected):
             raise SystemExit("the sides do not give equal bits")
-    return {
-        "after": compare(lambda: load(ready, after), mine_after, 1, rounds * 4),
-        "whole": compare(
-            lambda: load(image), lambda: ours.image_to_patches(image, CONFIG), 1, rounds
-        ),
-        "eight": compare(
-            lambda: [load(one) for one in images],
-            lambda: ours.images_to_patches(images, CONFIG, threads=2),
-            2,
-            max(3, rounds // 3),
+    torch.set_num_threads(1)
+    figures = {
+        "after": reporting.compare(lambda: load(ready, after), mine_after, rounds * 4),
+        "whole": reporting.compare(
+            lambda: load(image), lambda: ours.image_to_patches(image, CONFIG), rounds
         ),
     }
-
-
-def machine() -> str:
-    names = [platform.processor() or platform.machine()]
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names += [n.split(":")[1].strip() for n in info.read_text().splitlines() if "model n" in n]
-    return f"{os.cpu_count()} x {names[-1]}"
+    torch.set_num_threads(2)
+    figures["eight"] = reporting.compare(
+        lambda: [load(one) for one in images],
+        lambda: ours.images_to_patches(images, CONFIG, threads=2),
+        max(3, rounds // 3),
+    )
+    return figures
 
 
 def main() -> int:
@@ -128,30 +94,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--write-results", action="store_true", help="keep them in bench/results/")
     options = parser.parse_args()
-    found = measure(options.rounds)
-    report = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
+    versions = {
+        "native": native_image.RELEASE,
         "pillow": PIL.__version__,
         "torch": torch.__version__,
-        "native": native_image.RELEASE,
-        "rounds": options.rounds,
-        "figures": {name: {**one, "wanted": WANTED[name]} for name, one in found.items()},
+        "rounds": str(options.rounds),
     }
-    print(f"{report['machine']}, Pillow {PIL.__version__}, torch {torch.__version__}, medians")
-    missed = False
-    for name, figure in report["figures"].items():
-        late = figure["ratio"] < figure["wanted"]
-        missed |= late
-        print(
-            f"{name:6} native {figure['native_ms']:8.2f} ms   ours {figure['ours_ms']:8.2f} ms   "
-            f"{figure['ratio']:5.2f} times   wanted: at least {figure['wanted']:g}"
-            + ("   MISSED" if late else "")
-        )
-    if options.write_results:
-        target = REPO / "bench" / "results" / f"image-{report['date']}.json"
-        target.write_text(json.dumps(report, indent=2) + "\n")
-    return int(missed)
+    figures = measure(options.rounds)
+    return reporting.report("image", versions, figures, WANTED, keep=options.write_results)
 
 
 if __name__ == "__main__":

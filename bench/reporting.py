@@ -1,0 +1,71 @@
+"""What the benchmarks of pictures and tower share: taking turns, naming the machine, reporting."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e3
+
+
+def compare(
+    native: Callable[[], object], mine: Callable[[], object], rounds: int
+) -> dict[str, float]:
+    """Medians of turns, native and ours one after the other, after one unmeasured turn each.
+
+    The ratio is the median of the turns' ratios: both halves of a turn see the same machine.
+    """
+    turns = [(milliseconds(native), milliseconds(mine)) for _ in range(rounds + 1)][1:]
+    return {
+        "native_ms": round(statistics.median(first for first, _ in turns), 2),
+        "ours_ms": round(statistics.median(second for _, second in turns), 2),
+        "ratio": round(statistics.median(first / second for first, second in turns), 2),
+    }
+
+
+def machine() -> str:
+    names = [platform.processor() or platform.machine()]
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names += [n.split(":")[1].strip() for n in info.read_text().splitlines() if "model n" in n]
+    return f"{os.cpu_count()} x {names[-1]}"
+
+
+def report(
+    name: str,
+    versions: dict[str, str],
+    figures: dict[str, dict[str, float]],
+    wanted: dict[str, float],
+    *,
+    keep: bool,
+) -> int:
+    """Print the figures, keep them in bench/results/ if asked; 1 if one is below what is wanted."""
+    print(", ".join([machine(), *(f"{what} {version}" for what, version in versions.items())]))
+    missed = False
+    for what, figure in figures.items():
+        late = figure["ratio"] < wanted[what]
+        missed |= late
+        print(
+            f"{what:8} native {figure['native_ms']:10.2f} ms   ours {figure['ours_ms']:10.2f} ms   "
+            f"{figure['ratio']:5.2f} times   wanted: at least {wanted[what]:g}"
+            + ("   MISSED" if late else "")
+        )
+    if keep:
+        date = datetime.date.today().isoformat()
+        kept = {"date": date, "machine": machine(), **versions}
+        kept["figures"] = {what: {**one, "wanted": wanted[what]} for what, one in figures.items()}
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}-{date}.json").write_text(json.dumps(kept, indent=2) + "\n")
+    return int(missed)
