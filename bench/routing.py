@@ -207,6 +207,12 @@ def replay_times(functions: dict[str, Callable[..., Any]], sets: list[dict[str, 
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def disagreement(functions: dict[str, Callable[..., Any]], one: dict[str, Any]) -> float:
+    """Share of rows in which `native` chose other experts than `ours`: near ties only."""
+    ours, native = (functions[name](**one)[1].sort(1).values for name in ("ours", "native"))
+    return (ours != native).any(1).float().mean().item()
+
+
 def run(folder: Path, out: Path | None, variants: bool) -> int:
     import torch
     import triton
@@ -216,6 +222,11 @@ def run(folder: Path, out: Path | None, variants: bool) -> int:
     for experts, hashed in ((256, False), (384, False), (256, True)):
         functions = kernels(folder, hashed, variants)
         print(f"\n{experts} experts, {'hash table' if hashed else 'bias'}; us per launch")
+        if "native" in functions:
+            share = disagreement(functions, inputs(4096, experts)[0])
+            print(f"rows routed unlike native: {share:.4%}")
+            if share > 1e-3:
+                raise SystemExit("the kernels compared do not compute the same")
         for rows in ROWS:
             times = replay_times(functions, inputs(rows, experts))
             peers = {name: time for name, time in times.items() if not name.startswith("ours")}

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import sources
 import torch
 
+from anchors.engine import wheels
 from vision_exp.routing import mm_topk, mm_topk_reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,10 +200,21 @@ def test_the_mask_is_required():
         mm_topk(*arguments[:3], **keywords)
 
 
+def native_kernel() -> Path:
+    """The routing kernel of the first release that serves the model itself; one small file."""
+    name = "vllm/model_executor/layers/fused_moe/router/dsv4_topk.py"
+    folder = sources.CACHE.parent / "native-routing"
+    if not (folder / name).exists():
+        (wheel,) = wheels.releases("vllm", ("0.30.0",))
+        wheels.fetch(wheel, folder, lambda member: member == name)
+    return folder / name
+
+
 def test_kernel_on_the_interpreter():
-    """The Triton kernel itself, run by Triton's interpreter, in a process of its own."""
+    """The Triton kernel, run by Triton's interpreter, against the reference and native vLLM's."""
+    child = Path(__file__).parent / "children" / "kernel_child.py"
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "children" / "kernel_child.py")],
+        [sys.executable, str(child), str(native_kernel())],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -1,11 +1,20 @@
-"""Compares the Triton kernel with the reference on Triton's interpreter (TRITON_INTERPRET=1)."""
+"""Compares the Triton kernel with the reference on Triton's interpreter (TRITON_INTERPRET=1).
+
+kernel_child.py NATIVE: a dsv4_topk.py of a vLLM that serves the model itself, run as an oracle.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import sys
+import types
 
 import torch
+import triton
+import triton.language
 
+from vision_exp.layout import PLACEHOLDER_ID, SENTINEL_FIRST, SENTINEL_LAST, image_token_mask
 from vision_exp.routing import mm_topk_reference
 from vision_exp.routing_kernel import Launch, launch
 
@@ -32,6 +41,42 @@ def case(rows: int, experts: int, top_k: int, dtype: torch.dtype, ids: torch.dty
     }
 
 
+def native(path: str):
+    """vLLM's kernel out of its one file, with stand-ins for what that imports."""
+    platform = types.SimpleNamespace(is_cuda=lambda: True, is_arch_support_pdl=lambda: False)
+    parts = {
+        "vllm": {},
+        "vllm.platforms": {"current_platform": platform},
+        "vllm.triton_utils": {"tl": triton.language, "triton": triton},
+    }
+    for name, names in parts.items():
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name]).update(names)
+    spec = importlib.util.spec_from_file_location("native_dsv4_topk", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.dsv4_topk
+
+
+def compare_with_native(path: str) -> int:
+    """Mixed batches, with ids on both sides of the sentinels; returns the number of rows."""
+    dsv4_topk = native(path)
+    edges = [SENTINEL_FIRST - 1, *range(SENTINEL_FIRST, SENTINEL_LAST + 2), PLACEHOLDER_ID, 5]
+    tokens = torch.tensor(edges * 2, dtype=torch.int32)
+    rows = len(tokens)
+    for experts in (256, 384):
+        logits = torch.randn(rows, experts) * 3
+        bias, bias_vl = torch.randn(2, experts)
+        wanted = dsv4_topk(logits, bias, torch.int32, 1.5, tokens, bias_vl, SENTINEL_FIRST)
+        mask = image_token_mask(tokens)
+        keywords = {"top_k": 6, "scale": 1.5, "tid2eid": None, "token_ids": None}
+        found = launch(logits, bias, bias_vl, mask, **keywords)
+        if not torch.equal(found[1], wanted[1]):
+            raise SystemExit(f"{experts}\n{found[1]}\n{wanted[1]}")
+        torch.testing.assert_close(found[0], wanted[0], atol=1e-6, rtol=1e-5)
+    return 2 * rows
+
+
 def main() -> None:
     torch.manual_seed(0)
     checked = 0
@@ -52,6 +97,7 @@ def main() -> None:
     wide = torch.cat((arguments[0], torch.zeros(5, 64)), 1)[:, :256]
     wanted = mm_topk_reference(*arguments, **keywords)
     assert torch.equal(launch(wide, *arguments[1:], **keywords)[1].long(), wanted[1])
+    checked += compare_with_native(sys.argv[1])
     print(f"rows checked: {checked}")
 
 
