@@ -1,0 +1,253 @@
+"""The validator's checks. Each returns a Verdict that says what was compared with what."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from vision_exp import validate_pictures as pictures
+from vision_exp.validate_client import Answer, Client, Refused
+from vision_exp.validate_judge import Verdict, all_same, same, skipped, verdict
+
+Content = list[dict[str, Any]]
+NAME_COLOUR = "What colour is the disc? Answer with one word."
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The server, and what was found out about it: answers sense, takes ``cache_salt``."""
+
+    client: Client
+    trained: bool
+    salts: bool
+
+    def ask(self, content: Content, **options: Any) -> Answer:
+        return self.client.ask(content, **options)
+
+    def cold(self, content: Content, **options: Any) -> Answer:
+        """Asked past the server's prefix cache, where it lets us."""
+        salt = uuid.uuid4().hex if self.salts else ""
+        return self.client.ask(content, salt=salt, **options)
+
+    def at_once(self, contents: list[Content]) -> list[Answer]:
+        with ThreadPoolExecutor(len(contents)) as pool:
+            return list(pool.map(self.ask, contents))
+
+
+def shows(colour: str, seed: int) -> Content:
+    picture = pictures.part(pictures.disc(colour, seed))
+    return [picture, pictures.words(NAME_COLOUR)]
+
+
+def concurrent(count: int) -> Callable[[Lab], Verdict]:
+    def check(lab: Lab) -> Verdict:
+        contents = [shows(c, i + 10 * count) for i, c in enumerate(list(pictures.COLOURS)[:count])]
+        together = lab.at_once(contents)
+        alone = [lab.cold(content) for content in contents]
+        compared = f"{count} image requests at once against each alone"
+        return all_same(list(zip(alone, together, strict=True)), compared)
+
+    return check
+
+
+def own_picture(lab: Lab) -> Verdict:
+    compared = "the colour named against the colour drawn, six pictures at once, same question"
+    if not lab.trained:
+        return skipped(compared, "the model does not answer sense")
+    answers = lab.at_once([shows(c, 40 + i) for i, c in enumerate(pictures.COLOURS)])
+    wrong = [
+        f"{colour} called {answer.text!r}"
+        for colour, answer in zip(pictures.COLOURS, answers, strict=True)
+        if colour not in answer.text.lower()
+    ]
+    return verdict(not wrong, compared, "; ".join(wrong) or "all six right")
+
+
+def same_twice(lab: Lab) -> Verdict:
+    one = pictures.part(pictures.disc("red", 60))
+    twin = pictures.part(pictures.disc("red", 61))
+    question = pictures.words("Describe both pictures.")
+    shared, distinct = [one, one, question], [one, twin, question]
+    first = lab.ask(shared)
+    lengths = (first.prompt_tokens, lab.ask(distinct).prompt_tokens)
+    again = lab.ask(shared)
+    good, note = same(first, again)
+    compared = "one picture twice in a prompt: prompt length as for two, answer as when repeated"
+    detail = f"{lengths[0]} and {lengths[1]} prompt tokens; repeated: {note}"
+    return verdict(good and lengths[0] == lengths[1], compared, detail)
+
+
+def offsets(lab: Lab) -> Verdict:
+    """The block begins with 0 to 3 pads, so that its grid starts on a multiple of four."""
+    picture = pictures.part(pictures.disc("green", 70))
+    texts = ["Look" + " at" * count for count in range(8)]
+    plain = [lab.ask([pictures.words(t)], max_tokens=1).prompt_tokens for t in texts]
+    shown = [lab.ask([pictures.words(t), picture, pictures.words(NAME_COLOUR)]) for t in texts]
+    cold = lab.cold([pictures.words(texts[1]), picture, pictures.words(NAME_COLOUR)])
+    extra = [a.prompt_tokens - length for a, length in zip(shown, plain, strict=True)]
+    fits = any(
+        len({e - (c - length) % 4 for e, length in zip(extra, plain, strict=True)}) == 1
+        for c in range(4)
+    )
+    covered = len({length % 4 for length in plain}) == 4
+    good, note = same(cold, shown[1])
+    compared = (
+        "prompt lengths of one picture after eight texts against the rule of the leading pads; "
+        "a warm answer against a cold one"
+    )
+    detail = f"tokens added {extra} after {plain}; {note}"
+    if not covered:
+        return skipped(compared, f"the texts did not reach all four offsets: {plain}")
+    colours = [answer.text for answer in shown if "green" not in answer.text.lower()]
+    if lab.trained and colours:
+        return verdict(False, compared, f"{detail}; green disc called {colours[0]!r}")
+    return verdict(fits and good, compared, detail)
+
+
+def reordered(lab: Lab) -> Verdict:
+    red, blue = (pictures.part(pictures.disc(c, 80)) for c in ("red", "blue"))
+    question = pictures.words("Name the colours of the discs in order, separated by a comma.")
+    first = lab.ask([red, blue, question])
+    swapped = lab.ask([blue, red, question])
+    again = lab.ask([red, blue, question])
+    good, note = same(first, again)
+    compared = "two pictures, swapped, and back: the answer to the first order, asked twice"
+    detail = f"{note}; {first.text!r} and swapped {swapped.text!r}"
+    if lab.trained:
+        compared += "; the colours' order against the pictures' order"
+        order = [a.text.lower().find("red") < a.text.lower().find("blue") for a in (first, swapped)]
+        both = all(c in a.text.lower() for a in (first, swapped) for c in ("red", "blue"))
+        good = good and both and order == [True, False]
+    return verdict(good, compared, detail)
+
+
+def prefix_fork(lab: Lab) -> Verdict:
+    compared = "two questions about one picture, by turns on a shared prefix, against cold answers"
+    if not lab.salts:
+        return skipped(compared, "the server takes no cache_salt, so no answer is surely cold")
+    start = [pictures.words("Study this. " * 60), pictures.part(pictures.disc("yellow", 90))]
+    forks = [[*start, pictures.words(q)] for q in (NAME_COLOUR, "What is the shape? One word.")]
+    cold = [lab.cold(fork) for fork in forks]
+    warm = [lab.ask(forks[index]) for index in (0, 1, 0, 1)]
+    return all_same(list(zip([*cold, *cold], warm, strict=True)), compared)
+
+
+def cancelled(lab: Lab) -> Verdict:
+    content = shows("black", 100)
+    before = lab.ask(content)
+    for seed in (101, 102):
+        read = lab.client.cancel(shows("white", seed))
+        if not read:
+            return verdict(False, "a streamed answer", "ended before its first piece")
+    good, note = same(before, lab.ask(content))
+    return verdict(good, "an answer before and after two requests hung up on", note)
+
+
+def bad_then_good(lab: Lab) -> Verdict:
+    content = shows("white", 110)
+    before = lab.ask(content)
+    broken = {
+        "no image": pictures.raw_part(b"this is no image", "image/png"),
+        "cut short": pictures.raw_part(_cut_short(), "image/png"),
+    }
+    statuses = {}
+    for name, part in broken.items():
+        try:
+            lab.ask([part, pictures.words(NAME_COLOUR)])
+            statuses[name] = 200
+        except Refused as error:
+            statuses[name] = error.status
+    good, note = same(before, lab.ask(content))
+    refused = all(400 <= status < 500 for status in statuses.values())
+    compared = "the status of two bad images against 4xx; a good answer before and after"
+    return verdict(good and refused, compared, f"{statuses}; {note}")
+
+
+def _cut_short() -> bytes:
+    import io
+
+    sink = io.BytesIO()
+    pictures.disc("red", 111).save(sink, format="PNG")
+    return sink.getvalue()[: len(sink.getvalue()) // 2]
+
+
+def system_image(lab: Lab) -> Verdict:
+    """Pictures belong to user messages; elsewhere they are an error, not a silent drop."""
+    system = {"role": "system", "content": [pictures.part(pictures.disc("red", 120))]}
+    try:
+        lab.ask([pictures.words("Hello")], before=[system])
+        status = 200
+    except Refused as error:
+        status = error.status
+    compared = "the status of a picture in a system message against 400"
+    return verdict(status == 400, compared, f"HTTP {status}")
+
+
+def shapes(lab: Lab) -> Verdict:
+    """Every shape is taken, and costs the tokens that the released transform gives it."""
+    expected = _expected_tokens()
+    compared = "status of pictures of many shapes against 200" + (
+        ", their tokens against the released transform's, leading pads apart" if expected else ""
+    )
+    question = pictures.words("What is it?")
+    base = lab.ask([question], max_tokens=1).prompt_tokens
+    wrong, seen = [], []
+    for width, height in pictures.SHAPES:
+        part = pictures.part(pictures.any_shape(width, height))
+        try:
+            added = lab.ask([part, question], max_tokens=1).prompt_tokens - base
+        except Refused as error:
+            wrong.append(f"{width}x{height}: {error}")
+            continue
+        seen.append(f"{width}x{height} {added}")
+        # Pads (0 to 3) and the separator between picture and text come on top of the block.
+        if expected and not 0 <= added - expected(width, height) <= 5:
+            wrong.append(f"{width}x{height}: {added} tokens, block {expected(width, height)}")
+    return verdict(not wrong, compared, "; ".join(wrong or seen))
+
+
+def _expected_tokens() -> Callable[[int, int], int] | None:
+    """Block length without leading pads, by the overlay's own code; None where torch is missing."""
+    try:
+        from types import SimpleNamespace
+
+        from vision_exp.config import VisionConfig
+        from vision_exp.image import vit_grid_for
+        from vision_exp.layout import core_length
+    except ImportError:
+        return None
+    released = SimpleNamespace(
+        model_type="deepseek_v4",
+        hidden_size=4096,
+        vision_n_layers=32,
+        vision_dim=1024,
+        vision_n_heads=16,
+        vision_inter_dim=2816,
+        vision_patch_size=14,
+        vision_rope_theta=10000.0,
+        vision_downsample_ratio=3,
+        vision_max_n_token=384,
+        vision_min_pixels=147456,
+        vision_max_wh_ratio=8,
+    )
+    config = VisionConfig.from_hf_config(released)
+
+    def tokens(width: int, height: int) -> int:
+        rows, columns = vit_grid_for(width, height, config)
+        return core_length((-(-rows // 3), -(-columns // 3)))
+
+    return tokens
+
+
+def formats(lab: Lab) -> Verdict:
+    wrong = []
+    for name, (picture, form) in pictures.kinds().items():
+        try:
+            lab.ask([pictures.part(picture, form), pictures.words("What is it?")], max_tokens=1)
+        except Refused as error:
+            wrong.append(f"{name}: {error}")
+    compared = "status of pictures of many formats and colour modes against 200"
+    return verdict(not wrong, compared, "; ".join(wrong) or f"{len(pictures.kinds())} taken")
