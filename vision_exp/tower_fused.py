@@ -42,7 +42,7 @@ def run_blocks(
 ) -> torch.Tensor:
     """All blocks and the final norm over packed rows ``x`` (n, dim), which are overwritten.
 
-    ``cos``, ``sin``: float32 (n, 1, head_dim / 2). ``lengths``: rows of each picture.
+    ``cos``, ``sin``: float32 (n, head_dim / 2). ``lengths``: rows of each picture.
     Sharded layers work as in tower.py: widths are read off what the layers return.
     """
     attend = attend or best_attention()

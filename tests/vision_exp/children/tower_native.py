@@ -117,7 +117,8 @@ def errors(native: ModuleType, modules: Any, theirs: Any, grid: tuple[int, int])
     x = vit.norm(x)
     found["norm"] = relative(rows, x)
     found["aligner"] = relative(aligner(rows, grid), projector(x, *grid))
-    same_angles = torch.equal(turn.cos, tables[0]) and torch.equal(turn.sin, tables[1])
+    cos, sin = (table.squeeze(1) for table in tables)
+    same_angles = torch.equal(turn.cos, cos) and torch.equal(turn.sin, sin)
     return {"errors": found, "same_angles": same_angles, "norm_of_output": float(x.double().norm())}
 
 
