@@ -6,7 +6,7 @@ ARG BASE_IMAGE
 FROM ${BASE_IMAGE}
 # One layer: the sources are only read while it is built, the overlay and the receipt stay.
 # hadolint ignore=DL3002
-USER root
+USER 0
 RUN --mount=type=bind,target=/tmp/deepseek-v4-vision-exp \
     bash /tmp/deepseek-v4-vision-exp/run.sh \
     && python3 /tmp/deepseek-v4-vision-exp/hotfix.py verify

@@ -1,0 +1,83 @@
+"""The bundle is what launchers want, and does the whole job without pip and without network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import sources
+
+from .conftest import make
+
+pytestmark = pytest.mark.xdist_group("bundle")
+
+
+def test_contents(bundle: Path) -> None:
+    with zipfile.ZipFile(bundle) as archive:
+        members = {info.filename: info for info in archive.infolist()}
+    assert bundle.stat().st_size < 25_000_000
+    assert {"run.sh", "hotfix.py", "vision_exp/install.py", "anchors/sites/draft.py"} <= set(
+        members
+    )
+    assert not [name for name in members if "/." in f"/{name}" or "__pycache__" in name]
+    assert not [name for name in members if name.startswith("tests/")]
+    wheels = {name for name in members if name.endswith(".whl")}
+    found = {re.search(r"-(cp\d+)-.*_(x86_64|aarch64)\.whl", name).groups() for name in wheels}  # type: ignore[union-attr]
+    assert found == {
+        (python, machine)
+        for python in ("cp310", "cp311", "cp312", "cp313")
+        for machine in ("x86_64", "aarch64")
+    }
+
+
+def test_same_bytes_again_also_from_its_own_wheels(bundle: Path, mod: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.zip"
+    assert make(again, "--wheels", str(mod / "wheels")).returncode == 0
+    assert again.read_bytes() == bundle.read_bytes()
+    # The unpacked mod bundles itself.
+    command = [sys.executable, str(mod / "hotfix.py"), "bundle", str(again)]
+    assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
+    assert again.read_bytes() == bundle.read_bytes()
+
+
+def test_a_missing_wheel_is_refused_and_nothing_is_left(mod: Path, tmp_path: Path) -> None:
+    next((mod / "wheels").glob("*cp312*aarch64*")).unlink()
+    target = tmp_path / "out" / "short.zip"
+    target.parent.mkdir()
+    done = make(target, "--wheels", str(mod / "wheels"))
+    assert done.returncode == 6
+    assert "no LibCST wheel for Python 3.12 on aarch64" in done.stderr.splitlines()[0]
+    assert list(target.parent.iterdir()) == []
+
+
+def test_an_unwritable_target_is_refused(mod: Path, tmp_path: Path) -> None:
+    done = make(tmp_path / "absent" / "x.zip", "--wheels", str(mod / "wheels"))
+    assert done.returncode == 6
+    assert "cannot be written" in done.stderr.splitlines()[0]
+
+
+def test_the_unpacked_mod_does_the_job_without_pip_and_network(mod: Path, tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    (site,) = venv.glob("lib/python*/site-packages")
+    sources.install("0.29.0", site)
+    call = f"cd {mod} && chmod +x run.sh && ./run.sh"
+    offline = ["unshare", "-n"]
+    if not shutil.which("unshare") or subprocess.run([*offline, "true"]).returncode:
+        # pip is absent and no proxy is set: the index is out of reach all the same.
+        offline = []
+    overlay = f"VISION_EXP_OVERLAY_ROOT={tmp_path / 'overlay'}"
+    path, home = f"PATH={venv / 'bin'}:/usr/bin:/bin", f"HOME={tmp_path / 'home'}"
+    command = [*offline, "env", "-i", path, home, overlay, "bash", "-c", call]
+    first = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert first.returncode == 0, first.stderr
+    assert "model-hook      applied" in first.stdout
+    second = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert second.returncode == 0, second.stderr
+    assert "nothing was written" in second.stdout
+    assert "libcst" not in {path.name for path in site.iterdir()}
