@@ -158,12 +158,9 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
         items = inputs.mm_data_items
         images = items.get("image")
         if images is not None:
-            inputs = dataclasses.replace(
-                inputs,
-                mm_data_items=MultiModalDataItems(
-                    {**items, "image": _pictures(images, self.info.vision)}
-                ),
-            )
+            pictures = _pictures(images, self.info.vision)
+            items = MultiModalDataItems({**items, "image": pictures})
+            inputs = dataclasses.replace(inputs, mm_data_items=items)
         return super().apply(inputs, *args, **kwargs)
 
     def _apply_hf_processor_main(self, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -182,9 +179,7 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
         if images is None or not len(images):
             return BatchFeature({})
         try:
-            done = images_to_patches(
-                [images.get(index) for index in range(count)], self.info.vision
-            )
+            done = images_to_patches(images.get_all(), self.info.vision)
         except ValueError as error:
             raise VLLMValidationError(str(error), parameter="image") from error
         return BatchFeature(
