@@ -35,7 +35,7 @@ def coordinates(lab: Lab) -> Verdict:
             text = lab.ask(content, max_tokens=24).text
             numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)]
             if len(numbers) == 2:
-                told.append((100 * x, 100 * y, *numbers))
+                told.append((100 * x, 100 * y, numbers[0], numbers[1]))
             else:
                 unreadable.append(text)
     if len(told) < 20:

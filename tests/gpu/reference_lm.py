@@ -14,7 +14,10 @@ from pathlib import Path
 import torch
 from gpu import reference_weights
 from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
-from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Model
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
+    DeepseekV4Model,
+    DeepseekV4RotaryEmbedding,
+)
 
 _RENAMES = [
     (r"^embed\.", "embed_tokens."),
@@ -85,6 +88,9 @@ class ReferenceLM:
             weights.pop(f"layers.{index}.ffn.gate.bias", None)
         self.model = _build(config, eps, device)
         _check_complete(self.model.load_state_dict(_renamed(weights), strict=False, assign=True))
+        left = [n for n, t in self.model.named_buffers() if t.is_meta]
+        if left:
+            raise ValueError(f"the reference model has buffers without values: {left}")
         self.model.float().eval()
         for layer, bias in zip(self.model.layers, self.bias_vl, strict=True):
             _route_images(layer.mlp, bias, self)
@@ -174,8 +180,13 @@ def _build(config: dict, eps: float, device: str) -> DeepseekV4Model:
     hf_config = DeepseekV4Config(**keys)
     hf_config._attn_implementation = "eager"
     hf_config._experts_implementation = "eager"
-    with torch.device(device):
-        return DeepseekV4Model(hf_config)
+    # The weights come from the checkpoint: only what the config alone decides is computed here.
+    with torch.device("meta"):
+        model = DeepseekV4Model(hf_config)
+    for module in model.modules():
+        if isinstance(getattr(module, "rotary_emb", None), DeepseekV4RotaryEmbedding):
+            module.rotary_emb = DeepseekV4RotaryEmbedding(hf_config).to(device)
+    return model
 
 
 def _is_language_model(name: str) -> bool:
@@ -183,10 +194,14 @@ def _is_language_model(name: str) -> bool:
 
 
 def _renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Checkpoint names to transformers' names; a layer's experts become two stacked tensors."""
+    """Checkpoint names to transformers' names; a layer's experts become two stacked tensors.
+
+    Empties ``weights`` on the way, for want of room for a second copy.
+    """
     renamed: dict[str, torch.Tensor] = {}
     stacks: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
-    for name, value in weights.items():
+    for name in list(weights):
+        value = weights.pop(name)
         expert = re.match(r"(.*)\.ffn\.experts\.(\d+)\.(w[123])\.weight$", name)
         if expert:
             stacks.setdefault(expert[1], {})[int(expert[2]), expert[3]] = value
@@ -194,7 +209,8 @@ def _renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for pattern, target in _RENAMES:
             name = re.sub(pattern, target, name)
         renamed[name] = value
-    for prefix, parts in stacks.items():
+    for prefix in list(stacks):
+        parts = stacks.pop(prefix)
         count = 1 + max(index for index, _ in parts)
         gate_up = [torch.cat((parts[i, "w1"], parts[i, "w3"])) for i in range(count)]
         renamed[f"{prefix}.mlp.experts.gate_up_proj"] = torch.stack(gate_up)
