@@ -37,6 +37,10 @@ def apply(target: Target, options: Options, effects: Effects) -> Report:
         preflight.check(job)
         commit(job, effects)
     done = judge(target, options)
+    if done.state == "interrupted" and done.plan.state == "applied":
+        # All is in place, and so says the journal; only clearing it away failed.
+        done = replace(done, state="applied", detail="")
+        notes.append("old files could not be cleared away; the next run tries again")
     if done.state != "applied":
         raise HotfixError(
             "not-as-planned",

@@ -118,14 +118,21 @@ def _plan(job: Job) -> Journal:
     trees = tuple(
         TreeEntry(
             final=tree.final,
-            new=f"{tree.final}.new-{run}",
-            old=f"{tree.final}.old-{run}",
+            new=os.path.join(_beside(tree), f"{os.path.basename(tree.final)}.new-{run}"),
+            old=os.path.join(_beside(tree), f"{os.path.basename(tree.final)}.old-{run}"),
             had=os.path.isdir(tree.final),
             remove=tree.files is None,
         )
         for tree in job.trees
     )
-    return Journal(journals.WRITING, tuple(files), trees, job.folders, job.empty)
+    beside = tuple(dict.fromkeys(_beside(tree) for tree in job.trees))
+    folders = (*job.folders, *beside)
+    return Journal(journals.WRITING, tuple(files), trees, folders, (*beside, *job.empty))
+
+
+def _beside(tree: TreeChange) -> str:
+    """Where a tree waits before it is put in place, and after it was replaced."""
+    return os.path.join(os.path.dirname(tree.final), STATE_FOLDER)
 
 
 def _prepare(job: Job, plan: Journal, effects: Effects) -> None:
