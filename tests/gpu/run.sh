@@ -7,9 +7,11 @@
 # Pillow, and vision.py of a vLLM with native vision, for the comparison of towers.
 # Stages, in this order, or `all`:
 #   setup     unpack, patch a hard-link copy with hotfix.py, write the checkpoints
+#   patch     patch again, after a change of the overlay (part of setup)
 #   warm      compile kernels in parallel
 #   first     text bits on stock and patched trees, hidden states against float32, stock's failure
-#   second    caches, chunks, company, preemption; memory; DSpark; rms_norm_eps
+#   second    caches, chunks, company, preemption; visibility; memory; DSpark; rms_norm_eps
+#   kernels   the overlay's kernels alone: routing, SM100's second attention pass
 #   server    vllm serve, the openai client, the validator
 #   figures   tower and serving times, nothing else running
 #   table     all rows; exit 1 if a check failed or is missing
@@ -66,14 +68,18 @@ setup() {
     [ ! -f "$PIECES/cache.tgz" ] || tar xzf "$PIECES/cache.tgz" -C "$home"
     mv "$site/vllm" "$stock/vllm"
     cp -al "$stock" "$patched"
-    PYTHONPATH=$site python3 "$repo/hotfix.py" --root "$patched/vllm" \
-        --overlay-root "$WORK/overlay" apply
+    patch
     python3 "$here/tiny_checkpoint.py" "$vision" --vision-layers 32 &
     local writing=$!
     python3 "$here/tiny_checkpoint.py" "$text" --text-only
     wait $writing
     du -sh "$vision" "$text"
     set +e
+}
+
+patch() {
+    PYTHONPATH=$site VLLM_CACHE_ROOT=$home/vllm-patched python3 "$repo/hotfix.py" \
+        --root "$patched/vllm" --overlay-root "$WORK/overlay" apply
 }
 
 warm() {
@@ -96,6 +102,9 @@ first() {
 second() {
     job reuse 580 "$patched" python3 "$here/checks_reuse.py" "$vision" "$rows/reuse.json" \
         "$rows/eager_tokens"
+    job visibility 500 "$patched" python3 "$here/visibility_check.py" "$vision" \
+        "$rows/visibility.json"
+    job text-again 500 "$stock" python3 "$here/dump_text.py" "$text" "$WORK/again.pt"
     job memory 500 "$patched" python3 "$here/checks_memory.py" "$vision" "$rows/memory.json"
     job draft 500 "$patched" python3 "$here/checks_draft.py" "$vision" "$rows/draft.json" \
         "$rows/eager_tokens"
@@ -103,8 +112,18 @@ second() {
     VISION_EXP_RMS_NORM_EPS=keep job eps-kept 500 "$patched" \
         python3 "$here/checks_eps.py" dump "$vision" "$WORK/kept.pt"
     wait
+    in_tree "$stock" python3 "$here/compare_text.py" "$rows/control.json" "$WORK/stock.pt" \
+        "$WORK/again.pt"
     in_tree "$patched" python3 "$here/checks_eps.py" compare "$rows/eps.json" \
         "$WORK/forced.pt" "$WORK/kept.pt"
+}
+
+kernels() {
+    job sm100 300 "$patched" python3 "$here/visibility_sm100_pass.py" "$rows/sm100.json"
+    job routing 300 "$patched" python3 "$here/routing_check.py" --batches 2000 \
+        --out "$OUT/routing.json"
+    wait
+    tail -n 25 "$logs/routing.log"
 }
 
 server() {
@@ -129,7 +148,8 @@ figures() {
 
 table() {
     tar cz -C "$WORK" rows logs | cat >"$OUT/rows-logs.tgz"
-    python3 "$here/table.py" "$rows" stock_fails text reference reuse memory eps draft server
+    python3 "$here/table.py" "$rows" stock_fails text control reference reuse visibility memory eps draft \
+        sm100 server
 }
 
 cache() {
@@ -137,11 +157,11 @@ cache() {
 }
 
 stages=("$@")
-[ "${1:-}" != all ] || stages=(setup warm first second server figures cache table)
+[ "${1:-}" != all ] || stages=(setup warm first second kernels server figures cache table)
 code=0
 for stage in "${stages[@]}"; do
     case $stage in
-    setup | warm | first | second | server | figures | table | cache) ;;
+    setup | patch | warm | first | second | kernels | server | figures | table | cache) ;;
     *) echo "unknown stage $stage" >&2 && exit 2 ;;
     esac
     begun=$SECONDS

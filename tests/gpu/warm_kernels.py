@@ -16,10 +16,30 @@ import time
 
 HIDDEN, STREAMS, MIX = 4096, 4, 24
 #: One count per number of splits that the checks meet.
-COUNTS = [1, 8, 17, 129, 193, 257, 321, 385, 449, 513, 577, 641, 705, 833, 897, 1025, 1153, 1409]
+COUNTS = [
+    1,
+    8,
+    17,
+    129,
+    193,
+    257,
+    321,
+    385,
+    449,
+    513,
+    577,
+    641,
+    705,
+    769,
+    833,
+    897,
+    1025,
+    1153,
+    1409,
+]
 COUNTS += [1665, 2048]
 #: Counts of the run that keeps the checkpoint's epsilon.
-KEPT_COUNTS = [1, 60, 200, 500, 2048]
+KEPT_COUNTS = [1, 217, 300, 630, 2048]
 #: (rows, columns) of the block-FP8 linear layers, draft included.
 SHAPES = [(1536, 4096), (32768, 1024), (8192, 1024), (4096, 8192), (4096, 4096), (4096, 2048)]
 SHAPES += [(4096, 12288)]
