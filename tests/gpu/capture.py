@@ -31,7 +31,8 @@ def capture(model: Any) -> Iterator[Captured]:
 
     def before(_module: Any, args: tuple, kwargs: dict) -> None:
         ids, embeds = args[0], args[3] if len(args) > 3 else kwargs.get("inputs_embeds")
-        found.ids.append(ids.detach().cpu())
+        if ids is not None:
+            found.ids.append(ids.detach().cpu())
         if embeds is not None:
             found.embeds.append(embeds.detach().float().cpu())
 
