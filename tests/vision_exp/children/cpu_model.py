@@ -61,7 +61,10 @@ def _prepare() -> None:
     torch.cuda.Stream = torch.cuda.Event = _Nothing
     import vllm.models.deepseek_v4.nvidia.model as module
 
-    module._select_dsv4_attn_cls = lambda *args, **kwargs: _NoAttention
+    if hasattr(module, "_select_dsv4_attn_cls"):
+        module._select_dsv4_attn_cls = lambda *args, **kwargs: _NoAttention
+    else:  # 0.22
+        module.DeepseekV4Attention = _NoAttention
     with tempfile.NamedTemporaryFile(delete=False) as rendezvous:
         init_distributed_environment(1, 0, f"file://{rendezvous.name}", 0, "gloo")
     initialize_model_parallel(1, 1)

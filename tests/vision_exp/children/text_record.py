@@ -133,7 +133,11 @@ def class_record() -> dict[str, Any]:
         for one in (
             package.DeepseekV4ForCausalLM,
             package.DeepSeekV4MTP,
-            package.DSparkDeepseekV4ForCausalLM,
+            *(
+                [package.DSparkDeepseekV4ForCausalLM]
+                if hasattr(package, "DSparkDeepseekV4ForCausalLM")  # from 0.25 on
+                else []
+            ),
             model.DeepseekV4Model,
             model.DeepseekV4MoE,
             model.DeepseekV4DecoderLayer,
