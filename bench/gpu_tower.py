@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -143,8 +144,15 @@ def measure(name: str, rate: float, tower: Any, aligner: Any, native: Any) -> di
     row["error"] = distance(mine(), plain())
     row["ratio"] = row["ours"] / floor
     row["limit"] = limit
+    row["graph"] = graphed(mine)
     with attention(tower_fused.torch_attention):
         row["torch attention"] = milliseconds(mine)
+        try:
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                row["cudnn attention"] = milliseconds(mine)
+        except RuntimeError as error:
+            print(f"cuDNN attention: not run, {error}")
+    row |= parts(tower, patches, counts)
     ok = (limit is None or row["ratio"] <= limit) and row["error"] < 0.02
     if native is not None:
 
@@ -160,6 +168,44 @@ def measure(name: str, rate: float, tower: Any, aligner: Any, native: Any) -> di
         ok = ok and row["ours"] <= row["native"]
     row["ok"] = ok
     return row
+
+
+def graphed(run: Callable[[], Any]) -> float:
+    """The same work without launch costs: replays of a captured graph. Not what requests get."""
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        run()
+    return milliseconds(graph.replay)
+
+
+def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, float]:
+    """Where the time goes: attention, linear layers of the blocks, what is fused by hand."""
+    rows, block = sum(counts), tower.blocks[0]
+    x, hidden = (torch.randn(rows, n, device="cuda").bfloat16() for n in (1024, 2816))
+    qkv, gate_up = block.attn.wqkv(x).unflatten(-1, (3, 16, 64)), block.mlp.w1(x)
+    angles, step = torch.rand(rows, 32, device="cuda"), x * 1e-3
+    attend = tower_fused.best_attention()
+
+    def linears() -> None:
+        for _ in range(32):
+            block.attn.wqkv(x), block.attn.wo(x), block.mlp.w1(x), block.mlp.w2(hidden)
+
+    def fused() -> None:
+        for _ in range(32):
+            tower_fused.add_norm(x, step, block.norm1.weight)
+            tower_fused.add_norm(x, step, block.norm2.weight)
+            tower_fused.turn_(qkv, angles, angles)
+            tower_fused.swiglu(gate_up)
+
+    return {
+        "of it attention": graphed(lambda: [attend(qkv, counts) for _ in range(32)]),
+        "linears": graphed(linears),
+        "fused": graphed(fused),
+    }
 
 
 class attention:
@@ -207,8 +253,9 @@ def load_native(path: Path, tower: Any, aligner: Any) -> Any:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    head = ["case", "floor", "ours", "ratio", "limit", "torch attention", "plain", "native"]
-    head += ["error", "native error", "ok"]
+    head = ["case", "floor", "ours", "ratio", "limit", "graph", "of it attention", "linears"]
+    head += ["fused", "torch attention", "cudnn attention", "plain", "native", "error"]
+    head += ["native error", "ok"]
     print("  ".join(f"{name:>15}" for name in head))
     for row in rows:
         cells = [row.get(name) for name in head]

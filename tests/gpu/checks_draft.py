@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gpu import checks_reference
 from gpu.rig import Engine, Report
 
-#: Numbers of drafted tokens in the order in which they are tried: releases differ in what they take.
+#: Numbers of drafted tokens in the order in which they are tried: releases differ in this.
 TRIED = (3, 6)
 
 
