@@ -18,17 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from vision_exp import layout, lazy, step
-from vision_exp.routing import MAX_TOP_K, mm_topk
+from vision_exp import layout, lazy, routing_support, step
+from vision_exp.routing import mm_topk
 
 BIAS_VL = "e_score_correction_bias_vl"
-
-
-class RoutingUnsupported(RuntimeError):
-    """This configuration would route image tokens wrongly; the message names cause and way out."""
-
-    def __init__(self, cause: str, consequence: str, hint: str) -> None:
-        super().__init__(f"[vision-exp] {cause}: {consequence}. {hint}")
 
 
 class MissingTokenIds(RuntimeError):
@@ -42,7 +35,7 @@ _mega = threading.local()  # .moe: the MegaMoE layer that runs in this thread, i
 
 
 def install() -> None:
-    """Check every routed layer once the runner has loaded its models."""
+    """Once a runner has loaded its models, check every routed layer and compile the kernel."""
     lazy.when_imported("vllm.v1.worker.gpu_model_runner", _wrap_runner_v1)
     lazy.when_imported("vllm.v1.worker.gpu.model_runner", _wrap_runner_v2)
 
@@ -50,7 +43,7 @@ def install() -> None:
 def install_model(namespace: dict[str, Any]) -> None:
     """Wrap `DeepseekV4MoE` and the MegaMoE selection in vLLM's patched nvidia/model.py."""
     moe = namespace["DeepseekV4MoE"]
-    lazy.wrap(moe, "__init__", _moe_init)
+    lazy.wrap(moe, "__init__", partial(_moe_init, namespace))
     lazy.wrap(moe, "forward", _moe_forward)
     lazy.wrap(sys.modules[namespace["__name__"]], "fused_topk_bias", _mega_topk)
 
@@ -72,24 +65,19 @@ def describe(vllm_config: Any) -> str:
 
 
 def _moe_init(
-    original: Callable[..., None], self: Any, vllm_config: Any, *args: Any, **kwargs: Any
+    namespace: dict[str, Any],
+    original: Callable[..., None],
+    self: Any,
+    vllm_config: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     original(self, vllm_config, *args, **kwargs)
     config = vllm_config.model_config.hf_config
-    if not _has_vision(config):
+    if not routing_support.has_vision(config):
         return
-    if self.scoring_func != "sqrtsoftplus" or not self.renormalize:
-        raise RoutingUnsupported(
-            f"scoring_func={self.scoring_func!r}, norm_topk_prob={self.renormalize}",
-            "image tokens are routed by normalised sqrtsoftplus scores only",
-            "The checkpoint's config.json says sqrtsoftplus and true; undo --hf-overrides",
-        )
-    if self.n_activated_experts > MAX_TOP_K:
-        raise RoutingUnsupported(
-            f"num_experts_per_tok={self.n_activated_experts}",
-            f"image tokens can have at most {MAX_TOP_K} experts",
-            "The checkpoint's config.json says 6; undo --hf-overrides",
-        )
+    routing_support.check_sizes(self)
+    routing_support.check_compilation(self, namespace["DeepseekV4Model"])
     bias = nn.Parameter(
         torch.empty(self.n_routed_experts, dtype=torch.float32), requires_grad=False
     )
@@ -99,24 +87,9 @@ def _moe_init(
     _layers.add(self)
 
 
-def _has_vision(config: Any) -> bool:
-    # Not config.is_vision_exp: an MTP draft's config has another model_type.
-    return (
-        getattr(config, "vision_n_layers", None) not in (None, 0)
-        and getattr(config, "vision_config", None) is None
-    )
-
-
 def _wrap_router(moe: Any) -> None:
     router = moe.experts.router
-    if type(router).__name__ != "FusedTopKBiasRouter" or 0 < getattr(
-        router, "num_fused_shared_experts", 0
-    ):
-        raise RoutingUnsupported(
-            f"the experts of {moe.prefix} are selected by {type(router).__name__}",
-            "its selection cannot be replaced for image tokens",
-            "Unset VLLM_MOE_ROUTING_SIMULATION_STRATEGY and shared-expert fusion",
-        )
+    routing_support.check_router(moe, router)
     router._compute_routing = partial(_compute_routing, router._compute_routing, moe)
 
 
@@ -128,7 +101,7 @@ def _moe_forward(
 ) -> torch.Tensor:
     if not _mixed(self):
         return original(self, hidden_states, input_ids)
-    check_layer(self)
+    routing_support.check_layer(self)
     _ids_of_rows(self, hidden_states, input_ids)
     if not self.use_mega_moe:
         return original(self, hidden_states, input_ids)
@@ -198,20 +171,29 @@ def _route(
     indices_type: torch.dtype | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     token_ids = _ids_of_rows(moe, logits, input_ids)
-    gate = moe.gate
     wanted = indices_type or torch.int32
     weights, ids = mm_topk(
         logits,
-        gate.e_score_correction_bias,
-        getattr(gate, BIAS_VL),
+        moe.gate.e_score_correction_bias,
+        getattr(moe.gate, BIAS_VL),
         _image_mask(token_ids),
         top_k=moe.n_activated_experts,
         scale=moe.routed_scaling_factor,
-        tid2eid=gate.tid2eid,
+        tid2eid=moe.gate.tid2eid,
         token_ids=token_ids,
         ids_dtype=torch.int64 if wanted == torch.int64 else torch.int32,
     )
     return weights, ids.to(wanted)
+
+
+def warm_up(layers: Iterable[Any]) -> None:
+    """Route one row in a layer of each kind: compiles the kernel before the first request."""
+    kinds = {(moe.gate.tid2eid is not None, moe.use_mega_moe): moe for moe in layers}
+    for moe in kinds.values():
+        device = getattr(moe.gate, BIAS_VL).device
+        logits = torch.zeros(1, moe.n_routed_experts, device=device)
+        token_ids = torch.zeros(1, dtype=moe.hash_indices_dtype, device=device)
+        _route(moe, logits, token_ids, moe.hash_indices_dtype)
 
 
 # --- the MTP draft --------------------------------------------------------------------------------
@@ -253,7 +235,7 @@ def _mtp_embed_input_ids(
     return original(self, *args, **kwargs)
 
 
-# --- start-up checks ------------------------------------------------------------------------------
+# --- start-up -------------------------------------------------------------------------------------
 
 
 def _wrap_runner_v1(module: Any) -> None:
@@ -266,47 +248,12 @@ def _wrap_runner_v2(module: Any) -> None:
 
 def _load_model(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(runner, *args, **kwargs)
-    check_layers(_layers)
+    for layer in _layers:
+        routing_support.check_layer(layer)
+    warm_up(_layers)
     return result
 
 
 def _load_model_v2(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
-    ranks = runner.vllm_config.parallel_config.pipeline_parallel_size
-    if ranks > 1 and _has_vision(runner.vllm_config.model_config.hf_config):
-        raise RoutingUnsupported(
-            f"pipeline_parallel_size={ranks} with vLLM's V2 model runner",
-            "later ranks get no token ids and would route image tokens as text",
-            "Use VLLM_USE_V2_MODEL_RUNNER=0, or tensor parallelism instead",
-        )
+    routing_support.check_v2_runner(runner.vllm_config)
     return _load_model(original, runner, *args, **kwargs)
-
-
-def check_layers(layers: Iterable[Any]) -> None:
-    """`check_layer` for each of `layers`."""
-    for layer in layers:
-        check_layer(layer)
-
-
-def check_layer(moe: Any) -> None:
-    """Raise RoutingUnsupported if a loaded layer's experts run without this module's selection."""
-    if moe.use_mega_moe:
-        return
-    experts = getattr(moe.experts, "base_layer", moe.experts)  # LoRA wraps the experts
-    if experts.is_monolithic:
-        raise RoutingUnsupported(
-            f"the expert kernel of {moe.prefix} selects experts itself",
-            "it knows no bias_vl and would route image tokens as text",
-            "Choose a modular kernel with --moe-backend, for example marlin",
-        )
-    if experts.do_naive_dispatch_combine:
-        raise RoutingUnsupported(
-            f"{moe.prefix} gathers hidden states from other ranks without their token ids",
-            "image tokens could not be told from text",
-            "Choose another --all2all-backend or --moe-backend, or do without data parallelism",
-        )
-    if experts.moe_config.pcp_size > 1:
-        raise RoutingUnsupported(
-            f"{moe.prefix} shares its rows with other prefill-context-parallel ranks",
-            "image tokens of other ranks could not be told from text",
-            "Set the prefill context parallel size to 1",
-        )

@@ -182,11 +182,12 @@ def _wrap_dispatcher_v2(module: Any) -> None:
         found = original(self, num_reqs, num_tokens, *args, **kwargs)
         if not current().has_image_rows or found.cg_mode == none:
             return found
+        loras = getattr(found, "num_active_loras", None)  # from 0.24
         return module.BatchExecutionDescriptor(
             cg_mode=none,
             num_tokens=num_tokens,
             num_reqs=num_reqs,
-            num_active_loras=found.num_active_loras,
+            **({} if loras is None else {"num_active_loras": loras}),
         )
 
     lazy.wrap(module.CudaGraphManager, "dispatch", dispatch)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "vision_exp"
-FILES = ("routing.py", "routing_kernel.py", "routing_wiring.py", "step.py")
+FILES = ("routing.py", "routing_kernel.py", "routing_support.py", "routing_wiring.py", "step.py")
 # Each waits for the device, or makes a tensor whose shape depends on data.
 CALLS = {
     "item",

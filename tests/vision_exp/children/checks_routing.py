@@ -11,7 +11,7 @@ from checks import check, equal, raises
 from routing_rig import HIDDEN, Rig, batch, expected, same, spec_config
 from torch import nn
 
-from vision_exp import routing_wiring, step
+from vision_exp import routing_support, routing_wiring, step
 
 
 @check
@@ -142,32 +142,39 @@ def mask_is_made_once_per_forward_pass(rig: Rig) -> None:
         equal(len(calls), 1)
         layers[0](hidden, ids.clone())
         equal(len(calls), 2, "other ids, other mask")
+        layers[0](hidden, ids)
+        equal(len(calls), 3)
         step.set_current(step.StepImages(True))
         layers[0](hidden, ids)
-        equal(len(calls), 3, "other step, other mask")
+        equal(len(calls), 4, "other step, other mask")
     equal(bool(mask.any()), True)
 
 
 @check
 def unsupported_paths_are_refused(rig: Rig) -> None:
     moe = rig.moe(3)
-    routing_wiring.check_layer(moe)
+    routing_support.check_layer(moe)
     runner = moe.experts
-    refused = routing_wiring.RoutingUnsupported
+    refused = routing_support.RoutingUnsupported
     method = runner.routed_experts.quant_method
     with mock.patch.object(method, "is_monolithic", True, create=True):
         with raises(refused, "selects experts itself", "--moe-backend"):
-            routing_wiring.check_layer(moe)
+            routing_support.check_layer(moe)
         with rig.running(images=True), raises(refused, "selects experts itself"):
             moe(*batch(3, [1])[:2])
     with mock.patch.object(runner.moe_config.moe_parallel_config, "dp_size", 2):
         with raises(refused, "without their token ids", "--all2all-backend"):
-            routing_wiring.check_layer(moe)
+            routing_support.check_layer(moe)
         with mock.patch.object(type(method), "supports_internal_mk", True):
-            routing_wiring.check_layer(moe)  # such a kernel sends rows after their selection
+            routing_support.check_layer(moe)  # such a kernel sends rows after their selection
     parallel = runner.moe_config.moe_parallel_config
     with mock.patch.object(parallel, "pcp_size", 2), raises(refused, "prefill-context-parallel"):
-        routing_wiring.check_layer(moe)
+        routing_support.check_layer(moe)
+    compiled = type("Compiled", (type("TorchCompileWithNoGuardsWrapper", (), {}),), {})
+    with mock.patch.object(rig.model, "DeepseekV4Model", compiled):
+        rig.moe(3)
+        with raises(refused, "compiled"):
+            rig.moe(3, mega=True)
     config = rig.config.model_config.hf_config
     for key, value in (("scoring_func", "sigmoid"), ("norm_topk_prob", False)):
         with mock.patch.object(config, key, value), raises(refused, str(value)):
@@ -179,19 +186,25 @@ def loading_checks_every_layer(rig: Rig) -> None:
     from vllm.v1.worker import gpu_model_runner as v1
     from vllm.v1.worker.gpu import model_runner as v2
 
-    moe = rig.moe(3)
+    moe, hashed = rig.moe(3), rig.moe(0)
+    equal(hashed.gate.tid2eid is None, False)
     parallel = SimpleNamespace(pipeline_parallel_size=1)
     config = SimpleNamespace(parallel_config=parallel, model_config=rig.config.model_config)
     runner = SimpleNamespace(vllm_config=config)
     for wrapper in (routing_wiring._load_model, routing_wiring._load_model_v2):
-        equal(wrapper(lambda runner: "loaded", runner), "loaded")
+        with mock.patch.object(routing_wiring, "mm_topk", wraps=routing_wiring.mm_topk) as routed:
+            equal(wrapper(lambda runner: "loaded", runner), "loaded")
+        kinds = {call.kwargs["tid2eid"] is not None for call in routed.call_args_list}
+        equal(kinds, {False, True}, "both kinds of layer are compiled before the first request")
         method = moe.experts.routed_experts.quant_method
-        refused = raises(routing_wiring.RoutingUnsupported, moe.prefix)
+        refused = raises(routing_support.RoutingUnsupported, moe.prefix)
         with mock.patch.object(method, "is_monolithic", True), refused:
             wrapper(lambda runner: "loaded", runner)
     parallel.pipeline_parallel_size = 2
     equal(routing_wiring._load_model(lambda runner: "loaded", runner), "loaded")
-    with raises(routing_wiring.RoutingUnsupported, "V2 model runner", "VLLM_USE_V2_MODEL_RUNNER=0"):
+    with raises(
+        routing_support.RoutingUnsupported, "V2 model runner", "VLLM_USE_V2_MODEL_RUNNER=0"
+    ):
         routing_wiring._load_model_v2(lambda runner: "loaded", runner)
     config.model_config = rig.text_config().model_config
     equal(routing_wiring._load_model_v2(lambda runner: "loaded", runner), "loaded")

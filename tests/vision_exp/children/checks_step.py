@@ -121,6 +121,11 @@ def other_requests_and_ends_of_requests(rig: Rig) -> None:
         equal(images.has_image_rows, True)
         images = runner.call("execute_model", scheduled({"a": 12}, [new_request("a", 0, (10, 20))]))
         equal(images.has_image_rows, True)
+        # The request sent again with other contents, as for streamed input.
+        again = scheduled({"a": 12}, [new_request("a", 0)])
+        equal(runner.call("execute_model", again), step.StepImages())
+        again = scheduled({"a": 12}, [new_request("a", 0, (10, 20))])
+        equal(runner.call("execute_model", again).has_image_rows, True)
         # The same id again in the step that ends the request, now without images.
         images = runner.call(
             "execute_model", scheduled({"a": 12}, [new_request("a", 0)], finished={"a"})
