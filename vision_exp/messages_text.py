@@ -14,18 +14,11 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vision_exp.layout import PLACEHOLDER_ID, SENTINEL_FIRST, SENTINEL_LAST
+from vision_exp.layout import PLACEHOLDER_ID
+from vision_exp.tokens import PLACEHOLDER, TOKENS
 
-PLACEHOLDER = "<｜deepseek_image｜>"
-SENTINELS = tuple(f"<|place_holder_mm_span_{431 + kind:04}|>" for kind in range(5))
-#: Reserved name -> the id that it becomes when tokenised.
-RESERVED_NAMES = {
-    PLACEHOLDER: PLACEHOLDER_ID,
-    **{name: SENTINEL_FIRST + kind for kind, name in enumerate(SENTINELS)},
-}
-RESERVED_IDS = frozenset((PLACEHOLDER_ID, *range(SENTINEL_FIRST, SENTINEL_LAST + 1)))
-
-_NAMES = tuple(RESERVED_NAMES)
+RESERVED_IDS = frozenset(TOKENS.values())
+_NAMES = tuple(TOKENS)
 _NAME = re.compile("|".join(map(re.escape, _NAMES)))
 
 Encode = Callable[[str], "list[int]"]

@@ -7,33 +7,36 @@ for vision checkpoints only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from vision_exp import lazy
-from vision_exp.config import is_vision_exp
-from vision_exp.layout import PLACEHOLDER_ID, SENTINEL_FIRST, SENTINEL_LAST, TokenType, leading_pads
-from vision_exp.messages import bad_request
-from vision_exp.messages_text import RESERVED_IDS, RESERVED_NAMES
+import torch
 
-_NAMES = {token_id: name for name, token_id in RESERVED_NAMES.items()}
+from vision_exp import lazy
+from vision_exp.config import VisionConfig, is_vision_exp
+from vision_exp.layout import PLACEHOLDER_ID, SENTINEL_FIRST, TokenType
+from vision_exp.messages import bad_request
+from vision_exp.messages_text import RESERVED_IDS
+from vision_exp.prompts_blocks import check_feature
+from vision_exp.tokens import TOKENS
+
+_NAMES = {token_id: name for name, token_id in TOKENS.items()}
+IMAGE_ID = SENTINEL_FIRST + TokenType.IMAGE
 _SENTINELS = RESERVED_IDS - {PLACEHOLDER_ID}
-_START = SENTINEL_FIRST + TokenType.START
-_PAD = SENTINEL_FIRST + TokenType.PAD
-_IMAGE = SENTINEL_FIRST + TokenType.IMAGE
-_END = SENTINEL_FIRST + TokenType.END
 
 
 def install() -> None:
-    """Wrap the two places that every prompt passes, once they are imported.
+    """Wrap the three places that every prompt passes, once they are imported.
 
     The renderer, before anything is processed: an error there is an HTTP status even for streams.
-    The engine's input processor: what it lets through has image ids in placeholders alone, also
-    when another server rendered the request.
+    The API server's input processor, which also gets what another server rendered. The engine's
+    preprocessing, where cached image data is back: an error there ends that one request.
     """
     lazy.when_imported("vllm.renderers.base", _wrap_renderer)
     lazy.when_imported("vllm.v1.engine.input_processor", _wrap_input_processor)
+    lazy.when_imported("vllm.v1.engine.core", _wrap_engine_core)
 
 
 def _wrap_renderer(module: ModuleType) -> None:
@@ -45,12 +48,12 @@ def _wrap_input_processor(module: ModuleType) -> None:
     lazy.wrap(module.InputProcessor, "process_inputs", _process_inputs)
 
 
-def _is_vision(owner: Any) -> bool:
-    return is_vision_exp(getattr(owner.model_config, "hf_config", None))
+def _wrap_engine_core(module: ModuleType) -> None:
+    lazy.wrap(module.EngineCore, "preprocess_add_request", _preprocess_add_request)
 
 
 def _process_for_engine(original: Any, self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
-    if _is_vision(self):
+    if is_vision_exp(self.model_config.hf_config):
         check_prompt(prompt)
     return original(self, prompt, *args, **kwargs)
 
@@ -58,22 +61,44 @@ def _process_for_engine(original: Any, self: Any, prompt: Any, *args: Any, **kwa
 async def _process_for_engine_async(
     original: Any, self: Any, prompt: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if _is_vision(self):
+    if is_vision_exp(self.model_config.hf_config):
         check_prompt(prompt)
     return await original(self, prompt, *args, **kwargs)
 
 
 def _process_inputs(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     request = original(self, *args, **kwargs)
-    if _is_vision(self):
-        spans = [
-            (feature.mm_position.offset, feature.mm_position.length)
-            for feature in request.mm_features or ()
-        ]
-        check_ids(request.prompt_token_ids or (), spans)
-        trace = getattr(request.sampling_params, "trace_decode_token_ids", None)
-        check_ids(trace or (), ())
+    hf_config = self.model_config.hf_config
+    if is_vision_exp(hf_config):
+        restore_marks(request)
+        check_request(request, hf_config)
+        # Tokens that a replayed request pretends to have generated.
+        _refuse(getattr(request.sampling_params, "trace_decode_token_ids", None) or (), 0)
     return request
+
+
+def _preprocess_add_request(original: Any, self: Any, request: Any) -> Any:
+    hf_config = self.vllm_config.model_config.hf_config
+    if not request.mm_features or not is_vision_exp(hf_config):
+        return original(self, request)
+    restore_marks(request)
+    done = original(self, request)  # fills in image data that the API server knew to be cached
+    check_request(request, hf_config)
+    return done
+
+
+def restore_marks(request: Any) -> None:
+    """Mark the rows of images whose marks got lost between servers.
+
+    vLLM sends a rendered prompt's placeholders without `is_embed`, which would then count START,
+    pads, newlines and END among the tower's rows. The ids say which are.
+    """
+    for feature in request.mm_features or ():
+        place = feature.mm_position
+        if feature.modality == "image" and place.is_embed is None:
+            ids = request.prompt_token_ids[place.offset : place.offset + place.length]
+            marks = torch.tensor(ids) == IMAGE_ID
+            feature.mm_position = dataclasses.replace(place, is_embed=marks)
 
 
 def check_prompt(prompt: Any) -> None:
@@ -82,39 +107,32 @@ def check_prompt(prompt: Any) -> None:
     Placeholders may stand only beside images; the processor compares their number.
     """
     ids = prompt.get("prompt_token_ids") or ()
-    refused = _SENTINELS if prompt.get("multi_modal_data") else RESERVED_IDS
-    _refuse(ids, 0, refused)
+    _refuse(ids, 0, _SENTINELS if prompt.get("multi_modal_data") else RESERVED_IDS)
 
 
-def check_ids(ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> None:
-    """Check processed token ids with image blocks at (offset, length). Raises what maps to 400.
+def check_request(request: Any, hf_config: Any) -> None:
+    """Check a processed request: `prompt_token_ids`, and `mm_features` with the image blocks.
 
-    Outside the blocks there may be no reserved id; a block must be one that the layout gives.
+    Every block must fit its image and the ids beside blocks may not be reserved. Raises what maps
+    to HTTP 400.
     """
+    ids = request.prompt_token_ids or ()
     done = 0
-    for offset, length in sorted(spans):
-        if offset < done or not _is_block(ids[offset : offset + length], offset):
-            raise bad_request(f"the tokens at position {offset} are not the block of an image")
-        _refuse(ids[done:offset], done, RESERVED_IDS)
-        done = offset + length
-    _refuse(ids[done:] if done else ids, done, RESERVED_IDS)
+    images = [f for f in request.mm_features or () if f.modality != "prompt_embeds"]
+    for feature in sorted(images, key=lambda f: f.mm_position.offset):
+        place = feature.mm_position
+        _refuse(ids[done : place.offset], done)
+        try:
+            if place.offset < done:
+                raise ValueError(f"two images share the token at position {place.offset}")
+            check_feature(ids, feature, VisionConfig.from_hf_config(hf_config))
+        except ValueError as error:
+            raise bad_request(str(error)) from error
+        done = place.offset + place.length
+    _refuse(ids[done:] if done else ids, done)
 
 
-def _is_block(block: Sequence[int], offset: int) -> bool:
-    """Pads up to the alignment, START, a grid of image tokens, END."""
-    pads = leading_pads(offset)
-    inner = block[pads + 1 : -1]
-    return (
-        all(token == _PAD for token in block[:pads])
-        and len(block) > pads + 2
-        and block[pads] == _START
-        and block[-1] == _END
-        and _IMAGE in inner
-        and all(SENTINEL_FIRST < token < SENTINEL_LAST for token in inner)
-    )
-
-
-def _refuse(ids: Sequence[int], position: int, refused: frozenset[int]) -> None:
+def _refuse(ids: Sequence[int], position: int, refused: frozenset[int] = RESERVED_IDS) -> None:
     if refused.isdisjoint(ids):
         return
     index, token = next((i, token) for i, token in enumerate(ids) if token in refused)

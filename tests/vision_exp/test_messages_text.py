@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from vision_exp import messages_text as texts
+from vision_exp.tokens import PLACEHOLDER, TOKENS
 
-NAMES = list(texts.RESERVED_NAMES)
+NAMES = list(TOKENS)
 HALVES = ("<｜deepseek_im", "age｜>")
 
 
@@ -25,7 +26,7 @@ def encode_with(tokenizer, pieces):
 
 
 def test_the_names_are_tokens_of_the_tokenizer(tokenizer):
-    for name, token_id in texts.RESERVED_NAMES.items():
+    for name, token_id in TOKENS.items():
         assert tokenizer.encode(f"a{name}b", add_special_tokens=False)[1:-1] == [token_id]
 
 
@@ -50,7 +51,7 @@ def test_marks_are_images_in_the_order_of_the_text():
     marks = texts.Marks()
     prompt = f"a{marks.image(1)}b{marks.image(0)}{marks.image(10)}"
     assert list(marks.split(prompt)) == ["a", 1, "b", 0, 10]
-    assert marks.reveal(prompt) == f"a{texts.PLACEHOLDER}b{texts.PLACEHOLDER * 2}"
+    assert marks.reveal(prompt) == f"a{PLACEHOLDER}b{PLACEHOLDER * 2}"
 
 
 def test_marks_of_another_request_are_text():
@@ -91,8 +92,8 @@ def test_any_text_survives_between_any_images(tokenizer, content):
     prompt = "".join(marks.image(x) if isinstance(x, int) else marks.hide(x) for x in content)
     ids, images = encode_with(tokenizer, marks.split(prompt))
     assert images == [x for x in content if isinstance(x, int)]
-    assert texts.RESERVED_IDS.intersection(ids) <= {texts.PLACEHOLDER_ID}
-    plain = "".join(texts.PLACEHOLDER if isinstance(x, int) else x for x in content)
+    assert texts.RESERVED_IDS.intersection(ids) <= {TOKENS[PLACEHOLDER]}
+    plain = "".join(PLACEHOLDER if isinstance(x, int) else x for x in content)
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == plain
     if not any(name in str(x) for x in content for name in NAMES) and not texts.has_reserved_name(
         "".join(x for x in content if isinstance(x, str))
