@@ -18,7 +18,14 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from vision_exp import lazy, messages_images, messages_rules, messages_text
+from vision_exp import (
+    encoder_failures,
+    lazy,
+    messages_anthropic,
+    messages_images,
+    messages_rules,
+    messages_text,
+)
 from vision_exp.config import is_vision_exp
 from vision_exp.messages_rules import Chat, RuleError
 
@@ -41,6 +48,8 @@ def install() -> None:
             f"unset {RUST_VARIABLE} to serve this vision checkpoint"
         )
     messages_rules.policy_from_environment()
+    messages_anthropic.install()
+    encoder_failures.install()
     lazy.when_imported("vllm.renderers.base", _wrap_base)
     lazy.when_imported("vllm.renderers.deepseek_v4", _wrap_renderer)
 

@@ -1,0 +1,30 @@
+"""Before 0.28 vLLM's Anthropic endpoint answers every error with 500; a refused chat is a 400."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from vision_exp import lazy
+from vision_exp.config import is_vision_exp
+
+
+def install() -> None:
+    """Wrap the endpoint's two methods once they are imported."""
+    lazy.when_imported("vllm.entrypoints.anthropic.serving", _wrap)
+
+
+def _wrap(module: ModuleType) -> None:
+    lazy.wrap(module.AnthropicServingMessages, "create_messages", _answer_client_errors)
+    lazy.wrap(module.AnthropicServingMessages, "count_tokens", _answer_client_errors)
+
+
+async def _answer_client_errors(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    from vllm.exceptions import VLLMValidationError
+
+    try:
+        return await original(self, *args, **kwargs)
+    except VLLMValidationError as error:
+        if not is_vision_exp(self.model_config.hf_config):
+            raise
+        return self.create_error_response(error)
