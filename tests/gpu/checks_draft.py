@@ -1,20 +1,19 @@
 """DSpark drafting on: image requests give the greedy tokens that they give with it off.
 
-    checks_draft.py MODEL REPORT.json EAGER_TOKENS.json
+    checks_draft.py MODEL REPORT.json EAGER.json
 
 The draft runs on the other model runner (V2), so this also is the image path of that runner.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu import checks_reference
-from gpu.rig import Engine, Report
+from gpu.rig import Engine, Report, load_answers
 
 #: Numbers of drafted tokens in the order in which they are tried: releases differ in this.
 TRIED = (3, 6)
@@ -23,12 +22,13 @@ TRIED = (3, 6)
 def main(folder: str, report_path: str, eager_path: str) -> int:
     report = Report(Path(report_path))
     engine, k = start(folder)
-    eager = json.loads(Path(eager_path).read_text())
+    eager = load_answers(Path(eager_path))
     for name, ask in checks_reference.asks().items():
 
         def check(name: str = name, ask: object = ask) -> tuple[bool, str]:
-            tokens = engine.cold(ask).tokens
-            return tokens == eager[name], f"with {tokens}, without {eager[name]}"
+            answer = engine.cold(ask)
+            good, words = answer.agrees(eager[name])
+            return good, f"{words}; with {answer.tokens}, without {eager[name].tokens}"
 
         report.run(f"DSpark k={k}, {name}: greedy tokens as without", check)
     report.run("DSpark: draft layers hold bias_vl", lambda: draft_bias(engine))

@@ -1,6 +1,6 @@
 """Embeddings, experts and hidden states of the patched vLLM against a float32 computation.
 
-    checks_reference.py MODEL REPORT.json TOKENS.json
+    checks_reference.py MODEL REPORT.json ANSWERS.json
 
 The language model's linears run in FP8 with rounded activations, so a distance remains on any
 prompt. Text shows its size; the same distance is wanted where images are, and a clearly larger one
@@ -20,7 +20,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gpu.capture import Captured, capture, row_error, same_experts
 from gpu.reference_lm import Prompt, ReferenceLM, Result
 from gpu.reference_vision import ReferenceVision
-from gpu.rig import SQUARE, WIDE, Ask, Engine, Report, picture, text_ids, with_images
+from gpu.rig import (
+    SQUARE,
+    WIDE,
+    Answer,
+    Ask,
+    Engine,
+    Report,
+    picture,
+    save_answers,
+    text_ids,
+    with_images,
+)
 
 from vision_exp.config import VisionConfig
 from vision_exp.image import image_to_patches
@@ -42,18 +53,18 @@ def asks() -> dict[str, Ask]:
     }
 
 
-def main(folder: str, report_path: str, tokens_path: str) -> int:
+def main(folder: str, report_path: str, answers_path: str) -> int:
     report = Report(Path(report_path))
     engine = Engine(folder)
     taken: dict[str, Captured] = {}
-    tokens: dict[str, list[int]] = {}
+    answers: dict[str, Answer] = {}
     for name, ask in asks().items():
         engine.forget()
         with capture(engine.model) as found:
-            tokens[name] = engine.ask(ask, max_tokens=1)[0].tokens
+            engine.ask(ask, max_tokens=1)
         taken[name] = found
-        tokens[name] = engine.cold(ask, max_tokens=8).tokens
-    Path(tokens_path).write_text(json.dumps(tokens))
+        answers[name] = engine.cold(ask)
+    save_answers(Path(answers_path), answers)
     checks = Comparison(Path(folder), report)
     for name, ask in asks().items():
         checks.judge(name, ask, taken[name])

@@ -1,6 +1,6 @@
 """Warm equals cold: caches, chunks, company and preemption leave the answer to images unchanged.
 
-    checks_reuse.py MODEL REPORT.json EAGER_TOKENS.json
+    checks_reuse.py MODEL REPORT.json EAGER.json
 
 With CUDA graphs on. Every image case has a text twin of the same length: what the twin's first
 token moves by under the same treatment is the model's own noise, and an image answer may move by
@@ -9,7 +9,6 @@ little more even where its greedy tokens part.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu import checks_reference
-from gpu.rig import SQUARE, WIDE, Answer, Ask, Engine, Report, picture, text_ids, with_images
+from gpu.rig import (
+    SQUARE,
+    WIDE,
+    Answer,
+    Ask,
+    Engine,
+    Report,
+    load_answers,
+    picture,
+    text_ids,
+    with_images,
+)
 
 #: Text before the picture of the long prompt; WIDE then takes positions 600 to 968.
 BEFORE = 600
@@ -80,10 +90,10 @@ def long_pair(seed: int = 0, after: int = 40) -> tuple[Ask, Ask]:
 
 def graphs_equal_eager(engine: Engine, report: Report, path: Path) -> None:
     def check() -> tuple[bool, str]:
-        eager = json.loads(path.read_text())
-        mine = {name: engine.cold(ask).tokens for name, ask in checks_reference.asks().items()}
-        same = [name for name in eager if eager[name] == mine[name]]
-        return len(same) == len(eager), f"greedy tokens equal for {len(same)} of {len(eager)}"
+        eager, asks = load_answers(path), checks_reference.asks()
+        found = {name: engine.cold(ask).agrees(eager[name]) for name, ask in asks.items()}
+        detail = "; ".join(f"{name}: {words}" for name, (_, words) in found.items())
+        return all(good for good, _ in found.values()), detail
 
     report.run("CUDA graphs on: same tokens as eager", check)
 

@@ -20,6 +20,8 @@ from PIL import Image
 
 PLACEHOLDER_ID = 129264
 BYTE_IDS = (3, 259)
+#: Greedy runs of other kernels may part where two tokens were this close, in nats.
+NEAR_TIE = 0.3
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,28 @@ def with_images(before: int, pictures: list[Image.Image], after: int, seed: int)
 
 @dataclass(frozen=True)
 class Answer:
-    """Greedy tokens, the first token's log-probabilities by id, and what the cache gave."""
+    """Greedy tokens, each one's log-probabilities by id, and what the prefix cache gave."""
 
     tokens: list[int]
-    first: dict[int, float]
-    cached: int
+    choices: list[dict[int, float]]
+    cached: int = 0
+
+    @property
+    def first(self) -> dict[int, float]:
+        return self.choices[0]
+
+    def agrees(self, other: Answer) -> tuple[bool, str]:
+        """Whether the tokens are equal, or part where both runs nearly tied; and which it is."""
+        for index, (mine, theirs) in enumerate(zip(self.tokens, other.tokens, strict=True)):
+            if mine == theirs:
+                continue
+            rows = (self.choices[index], other.choices[index])
+            gaps = [abs(r[mine] - r[theirs]) for r in rows if mine in r and theirs in r]
+            words = f"token {index} is {mine} or {theirs}"
+            if not gaps:
+                return False, f"{words}, not among each other's alternatives"
+            return max(gaps) <= NEAR_TIE, f"{words}, {max(gaps):.3f} nats apart"
+        return True, "equal tokens"
 
     def distance(self, other: Answer) -> float:
         """Largest difference of log-probability at the first token, over the ids both list."""
@@ -186,8 +205,21 @@ class Engine:
 
 def _answer(output: Any) -> Answer:
     completion = output.outputs[0]
-    first = {token: entry.logprob for token, entry in completion.logprobs[0].items()}
-    return Answer(list(completion.token_ids), first, output.num_cached_tokens or 0)
+    choices = [{t: entry.logprob for t, entry in row.items()} for row in completion.logprobs]
+    return Answer(list(completion.token_ids), choices, output.num_cached_tokens or 0)
+
+
+def save_answers(path: Path, answers: dict[str, Answer]) -> None:
+    path.write_text(json.dumps({name: asdict(answer) for name, answer in answers.items()}))
+
+
+def load_answers(path: Path) -> dict[str, Answer]:
+    """What save_answers wrote; JSON made strings of the token ids."""
+    found = {}
+    for name, entry in json.loads(path.read_text()).items():
+        choices = [{int(t): value for t, value in row.items()} for row in entry["choices"]]
+        found[name] = Answer(entry["tokens"], choices, entry["cached"])
+    return found
 
 
 @contextmanager

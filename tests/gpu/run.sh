@@ -88,7 +88,7 @@ warm() {
 
 first() {
     job reference 540 "$patched" python3 "$here/checks_reference.py" "$vision" \
-        "$rows/reference.json" "$rows/eager_tokens"
+        "$rows/reference.json" "$WORK/eager.json"
     job text-stock 500 "$stock" python3 "$here/dump_text.py" "$text" "$WORK/stock.pt"
     job text-patched 500 "$patched" python3 "$here/dump_text.py" "$text" "$WORK/patched.pt"
     job text-vision 500 "$patched" python3 "$here/dump_text.py" "$vision" "$WORK/vision.pt"
@@ -101,13 +101,13 @@ first() {
 
 second() {
     job reuse 580 "$patched" python3 "$here/checks_reuse.py" "$vision" "$rows/reuse.json" \
-        "$rows/eager_tokens"
+        "$WORK/eager.json"
     job visibility 500 "$patched" python3 "$here/visibility_check.py" "$vision" \
         "$rows/visibility.json"
     job text-again 500 "$stock" python3 "$here/dump_text.py" "$text" "$WORK/again.pt"
     job memory 500 "$patched" python3 "$here/checks_memory.py" "$vision" "$rows/memory.json"
     job draft 500 "$patched" python3 "$here/checks_draft.py" "$vision" "$rows/draft.json" \
-        "$rows/eager_tokens"
+        "$WORK/eager.json"
     job eps-forced 500 "$patched" python3 "$here/checks_eps.py" dump "$vision" "$WORK/forced.pt"
     VISION_EXP_RMS_NORM_EPS=keep job eps-kept 500 "$patched" \
         python3 "$here/checks_eps.py" dump "$vision" "$WORK/kept.pt"
