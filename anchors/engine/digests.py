@@ -89,7 +89,7 @@ def writable_by_others(root: str) -> str | None:
     for place in places:
         try:
             status = os.lstat(place)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
             return place
