@@ -235,14 +235,6 @@ def class_elsewhere(text: str, name: str) -> str:
     return f"{text[:start]}def build():\n{inner}    return {name}\n{text[end:]}"
 
 
-def class_emptied(text: str, name: str) -> str:
-    """The class is there without anything in it."""
-    node = find_class(ast.parse(text), name)
-    start = span(text, node.body[0])[0]
-    end = span(text, node.body[-1])[1]
-    return f"{text[:start]}    pass\n{text[end:]}"
-
-
 # --- the same for an anchor that is the renaming call ---------------------------------------------
 
 
@@ -293,7 +285,6 @@ CLASS_MUTATIONS: dict[str, Callable[[str, str], str]] = {
     "twice": class_twice,
     "renamed": class_renamed,
     "elsewhere": class_elsewhere,
-    "half": class_emptied,
 }
 
 CALL_MUTATIONS: dict[str, Callable[[str], str]] = {

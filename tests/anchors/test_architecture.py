@@ -1,0 +1,103 @@
+"""Dependencies point one way, and nothing of the machine it was made on is in the repository."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+STANDARD = set(sys.stdlib_module_names) | {"__future__"}
+# Optional: only for judging releases over the network, imported where it is used.
+WHEEL_READERS = {"remotezip", "requests"}
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((REPO / folder).rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute dotted names that a module imports, wherever in it."""
+    found: set[str] = set()
+    package = path.relative_to(REPO).with_suffix("").parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level] if node.level else ()
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            found.update([stem, *(f"{stem}.{alias.name}" for alias in node.names)])
+    return found
+
+
+def reaches(path: Path, *packages: str) -> set[str]:
+    wanted = tuple(packages)
+    return {n for n in imports(path) if n in wanted or n.startswith(tuple(f"{p}." for p in wanted))}
+
+
+def test_command_line_uses_the_engine_only() -> None:
+    path = REPO / "hotfix.py"
+    assert not reaches(path, "anchors.sites", "vision_exp")
+    outside = {name.split(".")[0] for name in imports(path)} - STANDARD
+    assert outside <= {"anchors"}
+    assert len(path.read_text().splitlines()) < 300
+
+
+@pytest.mark.parametrize("path", modules("anchors"), ids=lambda p: str(p.relative_to(REPO)))
+def test_anchors_need_the_standard_library_and_libcst(path: Path) -> None:
+    outside = {name.split(".")[0] for name in imports(path)} - STANDARD
+    allowed = {"anchors", "libcst"} | (WHEEL_READERS if path.name == "wheels.py" else set())
+    assert outside <= allowed
+    assert not reaches(path, "vision_exp", "hotfix", "vllm", "torch")
+
+
+@pytest.mark.parametrize("path", modules("anchors/sites"), ids=lambda p: p.name)
+def test_sites_do_not_reach_back_into_the_engine(path: Path) -> None:
+    assert not reaches(path, "anchors.engine")
+
+
+@pytest.mark.parametrize("path", modules("vision_exp"), ids=lambda p: p.name)
+def test_overlay_stands_alone(path: Path) -> None:
+    assert not reaches(path, "anchors", "hotfix", "tests")
+
+
+def test_reading_the_command_line_does_not_load_the_locator() -> None:
+    probe = "import sys, hotfix; sys.exit('libcst' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], cwd=REPO).returncode == 0
+
+
+def tracked() -> list[Path]:
+    """Files of the repository: from git where there is one, else all that is not a dotfile."""
+    run = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, capture_output=True, text=True)
+    if run.returncode == 0 and run.stdout:
+        return [REPO / name for name in run.stdout.split("\0") if name]
+    names = (p for p in REPO.rglob("*") if p.is_file())
+    return [p for p in names if not any(part[0] == "." for part in p.relative_to(REPO).parts)]
+
+
+def test_no_index_host_and_no_path_of_a_machine() -> None:
+    # Spelled in pieces, so that this file does not find itself.
+    hosts = ["py" + "pi.org", "python" + "hosted", "py" + "thon.org/simple", "anaconda" + ".org"]
+    paths = ["/wo" + "rk/main", "/wo" + "rk/shared", "/fa" + "rm/", "/tm" + "p/w/", "/ho" + "me/"]
+    pattern = re.compile("|".join(map(re.escape, [*hosts, *paths])))
+    found = []
+    for path in tracked():
+        if path.is_file():
+            text = path.read_text(errors="replace")
+            found += [f"{path.relative_to(REPO)}: {hit.group()}" for hit in pattern.finditer(text)]
+    assert not found
+
+
+def test_no_source_of_vllm_is_committed() -> None:
+    mark = "Copyright contributors to the " + "vLLM project"
+    assert not [p for p in tracked() if p.is_file() and mark in p.read_text(errors="replace")]
+
+
+def test_table_of_the_readme_is_in_step() -> None:
+    command = [sys.executable, "-m", "anchors.engine.readme", "--check"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

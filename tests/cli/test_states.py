@@ -1,0 +1,372 @@
+"""Every state of the command line, reached on real source."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import hotfix_rig
+import pytest
+import sources
+from hotfix_rig import REPO, Answer, Rig, contents, identity
+
+from anchors.engine.effects import Effects
+
+MODEL = "models/deepseek_v4/nvidia/model.py"
+MTP = "models/deepseek_v4/nvidia/mtp.py"
+CONFIG = "transformers_utils/configs/deepseek_v4.py"
+STATE = ".vision-exp"
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return hotfix_rig.make(tmp_path / "rig", "0.29.0")
+
+
+@pytest.fixture
+def applied(rig: Rig) -> Rig:
+    assert rig.run("apply").code == 0
+    return rig
+
+
+def state(rig: Rig) -> str:
+    """What `status` says; it must not write, and its exit code must fit."""
+    before = identity(rig.base)
+    answer = rig.run("--json", "status")
+    assert identity(rig.base) == before
+    found = answer.json["state"]
+    good = found in ("applied", "superseded", "applied-unrecorded")
+    assert answer.code == answer.json["exit"]
+    assert (answer.code == 0) == good, (found, answer.code)
+    return found
+
+
+def check_refused(rig: Rig, *words: str, verb: str = "apply", code: int = 3) -> Answer:
+    before = identity(rig.base)
+    answer = rig.run(verb)
+    assert answer.code == code, answer.err
+    assert identity(rig.base) == before
+    for word in words:
+        assert word.lower() in answer.err.lower(), word
+    assert "nothing was changed" in answer.cause.lower()
+    assert "next:" in answer.err
+    return answer
+
+
+def test_pristine_and_applied(rig: Rig) -> None:
+    assert state(rig) == "pristine"
+    assert rig.run("apply").code == 0
+    assert state(rig) == "applied"
+
+
+def test_superseded(tmp_path: Path) -> None:
+    assert state(hotfix_rig.make(tmp_path / "rig", "0.33.0")) == "superseded"
+
+
+def test_not_applicable(rig: Rig) -> None:
+    shutil.rmtree(rig.root / "models/deepseek_v4/nvidia")
+    assert state(rig) == "not-applicable"
+    check_refused(rig, "nvidia")
+
+
+def test_missing(rig: Rig) -> None:
+    (rig.root / MODEL).unlink()
+    assert state(rig) == "missing"
+    check_refused(rig, "model.py")
+
+
+def test_drifted(rig: Rig) -> None:
+    path = rig.root / MODEL
+    path.write_text(path.read_text().replace("class DeepseekV4MoE", "class Experts"))
+    assert state(rig) == "drifted"
+    check_refused(rig, "model-hook", "DeepseekV4MoE")
+
+
+def test_applied_without_a_receipt(applied: Rig) -> None:
+    fresh = contents(applied.base)
+    shutil.rmtree(applied.root / STATE)
+    assert state(applied) == "applied-unrecorded"
+    targets = contents(applied.root)
+    assert applied.run("verify").code == 0
+    assert applied.run("apply").code == 0
+    assert state(applied) == "applied"
+    assert contents(applied.base).keys() == fresh.keys()
+    assert {k: v for k, v in contents(applied.root).items() if k in targets} == targets
+
+
+def test_revert_without_a_receipt(applied: Rig) -> None:
+    shutil.rmtree(applied.root / STATE)
+    assert applied.run("revert").code == 0
+    assert contents(applied.site) == contents(sources.stock("0.29.0"))
+
+
+def test_stale_after_a_reinstall(applied: Rig) -> None:
+    fresh = contents(applied.root)
+    sources.install("0.29.0", applied.site)
+    assert state(applied) == "stale"
+    assert applied.run("apply").code == 0
+    after = contents(applied.root)
+    assert {k: v for k, v in after.items() if STATE not in k} == {
+        k: v for k, v in fresh.items() if STATE not in k
+    }
+
+
+def test_upgrade_of_vllm_under_a_receipt(applied: Rig) -> None:
+    shutil.rmtree(applied.root / "models")
+    for info in applied.site.glob("*.dist-info"):
+        shutil.rmtree(info)
+    sources.install("0.28.0", applied.site)
+    assert state(applied) == "stale"
+    assert applied.run("apply").code == 0
+    assert applied.run("revert").code == 0
+    assert not (applied.root / STATE).exists()
+    assert (applied.root / MODEL).read_bytes() == (
+        sources.stock("0.28.0") / "vllm" / MODEL
+    ).read_bytes()
+
+
+def test_upgrade_to_a_vllm_that_serves_the_model(applied: Rig) -> None:
+    shutil.rmtree(applied.root / "models")
+    for info in applied.site.glob("*.dist-info"):
+        shutil.rmtree(info)
+    sources.install("0.31.0", applied.site)
+    assert state(applied) == "superseded"
+    assert applied.run("apply").code == 0
+    assert applied.run("revert").code == 0
+    assert not (applied.root / STATE).exists()
+    assert not (applied.overlay / "vision_exp").exists()
+    assert contents(applied.root / "models") == contents(sources.stock("0.31.0") / "vllm/models")
+
+
+@pytest.mark.parametrize("file", [MODEL, MTP, CONFIG])
+def test_edited_inside_a_block(applied: Rig, file: str) -> None:
+    path = applied.root / file
+    text = path.read_text()
+    path.write_text(text.replace("import functools, hashlib", "import functools,  hashlib", 1))
+    assert path.read_text() != text
+    assert state(applied) == "edited"
+    check_refused(applied, Path(file).name)
+    assert applied.run("verify").code == 1
+
+
+def test_edited_outside_the_blocks_is_kept_by_revert(applied: Rig) -> None:
+    path = applied.root / MTP
+    path.write_text("# a line of the owner's own\n" + path.read_text())
+    assert state(applied) == "edited"
+    check_refused(applied, "mtp.py")
+    answer = applied.run("revert")
+    stock = (sources.stock("0.29.0") / "vllm" / MTP).read_text()
+    if answer.code == 0:
+        assert path.read_text() == "# a line of the owner's own\n" + stock
+    else:
+        assert answer.code == 3
+
+
+def test_mixed(applied: Rig) -> None:
+    path = applied.root / CONFIG
+    path.write_text(path.read_text() + "# >>> vision-exp:config-hook\n")
+    assert state(applied) == "mixed"
+    check_refused(applied, "deepseek_v4.py")
+
+
+def test_interrupted(rig: Rig) -> None:
+    stock = contents(rig.site)
+    _die_at(rig, "apply", "rename", 3)
+    assert state(rig) == "interrupted"
+    assert contents(rig.site) != stock
+    assert rig.run("verify").code == 1
+    assert rig.run("apply").code == 0
+    assert state(rig) == "applied"
+    _die_at(rig, "revert", "rename", 3)
+    assert state(rig) == "interrupted"
+    assert rig.run("revert").code == 0
+    assert contents(rig.site) == stock
+
+
+def _die_at(rig: Rig, verb: str, step: str, count: int) -> None:
+    """Run the verb in a child that vanishes ahead of its COUNT-th step of this kind."""
+    child = os.fork()
+    if child == 0:
+        left = count
+
+        def before_step(effects: Effects, what: str, path: str) -> None:
+            nonlocal left
+            left -= what == step
+            if left == 0:
+                os._exit(99)
+
+        Effects.before_step = before_step  # type: ignore[method-assign]
+        os._exit(rig.run(verb).code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 99
+
+
+FOREIGN = {
+    "mark of another hotfix": (MODEL, "\n# [vision-exp-hotfix] begin\n"),
+    "another hotfix's import": (MODEL, "\nfrom vision_exp import patch_model\n"),
+    "routing bias of a fork": (MODEL, '\nROUTING = "gate.bias_vl"\n'),
+    "vision fields of a fork": (CONFIG, "\nVISION = ('vision_n_layers', 'vision_dim')\n"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_foreign(rig: Rig, kind: str) -> None:
+    file, text = FOREIGN[kind]
+    with (rig.root / file).open("a") as target:
+        target.write(text)
+    assert state(rig) == "foreign"
+    check_refused(rig, Path(file).name)
+
+
+def test_foreign_tower_beside_the_model(rig: Rig) -> None:
+    (rig.root / "models/deepseek_v4/nvidia/vision_model.py").write_text("class Vision: ...\n")
+    assert state(rig) == "foreign"
+    check_refused(rig, "vision_model.py")
+
+
+# --- other builds of this tool -----------------------------------------------------------
+
+
+def build(folder: Path, version: str) -> Path:
+    """A copy of this tool with another version, another hook text and another overlay."""
+    shutil.copytree(REPO / "anchors", folder / "anchors")
+    shutil.copytree(REPO / "vision_exp", folder / "vision_exp")
+    shutil.copy(REPO / "hotfix.py", folder)
+    init = folder / "anchors" / "__init__.py"
+    init.write_text(init.read_text().replace('__version__ = "', f'__version__ = "{version}" or "'))
+    (hook,) = [
+        path
+        for path in (folder / "anchors").rglob("*.py")
+        if "no image input (" in path.read_text()
+    ]
+    hook.write_text(hook.read_text().replace("no image input (", "no pictures ("))
+    with (folder / "vision_exp" / "install.py").open("a") as file:
+        file.write("\nBUILD = 'another'\n")
+    return folder / "hotfix.py"
+
+
+def run_build(tool: Path, rig: Rig, verb: str) -> None:
+    command = [sys.executable, "-B", str(tool), *rig.arguments(verb)]
+    done = subprocess.run(command, env=rig.environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["receipt", "no-receipt"])
+def test_outdated_is_upgraded_to_what_a_fresh_apply_gives(
+    tmp_path: Path, rig: Rig, recorded: bool
+) -> None:
+    fresh = hotfix_rig.make(tmp_path / "fresh", "0.29.0")
+    answer = hotfix_rig.call(
+        ["--root", str(fresh.root), "--overlay-root", str(rig.overlay), "apply"], fresh.environment
+    )
+    assert answer.code == 0
+    wanted = contents(fresh.root)
+    shutil.rmtree(rig.overlay)
+
+    run_build(build(tmp_path / "old", "0.0.9"), rig, "apply")
+    older = contents(rig.root)
+    if not recorded:
+        shutil.rmtree(rig.root / STATE)
+    assert state(rig) == "outdated"
+    assert rig.run("apply").code == 0
+    assert state(rig) == "applied"
+    now = contents(rig.root)
+    assert {k: v for k, v in now.items() if STATE not in k} == {
+        k: v for k, v in wanted.items() if STATE not in k
+    }
+    assert now != older
+    assert "BUILD" not in (rig.overlay / "vision_exp" / "install.py").read_text()
+    assert rig.run("revert").code == 0
+    assert contents(rig.site) == contents(sources.stock("0.29.0"))
+
+
+def test_outdated_can_be_reverted(tmp_path: Path, rig: Rig) -> None:
+    run_build(build(tmp_path / "old", "0.0.9"), rig, "apply")
+    assert rig.run("revert").code == 0
+    assert contents(rig.site) == contents(sources.stock("0.29.0"))
+    assert not (rig.overlay / "vision_exp").exists()
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["receipt", "no-receipt"])
+def test_work_of_a_newer_tool_is_left_alone(tmp_path: Path, rig: Rig, recorded: bool) -> None:
+    run_build(build(tmp_path / "new", "99.0.0"), rig, "apply")
+    if not recorded:
+        shutil.rmtree(rig.root / STATE)
+    check_refused(rig, "99.0.0")
+    check_refused(rig, "99.0.0", verb="revert")
+
+
+def test_overlay_changed_after_apply(applied: Rig) -> None:
+    fresh = contents(applied.overlay)
+    with (applied.overlay / "vision_exp" / "install.py").open("a") as file:
+        file.write("# changed\n")
+    assert state(applied) != "applied"
+    assert applied.run("verify").code == 1
+    assert applied.run("apply").code == 0
+    assert contents(applied.overlay) == fresh
+
+
+def test_overlay_gone_after_apply(applied: Rig) -> None:
+    fresh = contents(applied.overlay)
+    shutil.rmtree(applied.overlay)
+    assert state(applied) != "applied"
+    assert applied.run("verify").code == 1
+    assert applied.run("apply").code == 0
+    assert contents(applied.overlay) == fresh
+
+
+def test_two_vllms_share_one_overlay(tmp_path: Path, applied: Rig) -> None:
+    other = hotfix_rig.make(tmp_path / "other", "0.28.0")
+
+    def on_other(verb: str) -> Answer:
+        words = ["--root", str(other.root), "--overlay-root", str(applied.overlay), verb]
+        return hotfix_rig.call(words, other.environment)
+
+    assert on_other("apply").code == 0
+    assert on_other("revert").code == 0
+    assert applied.run("verify").code == 0, "the overlay of the other vLLM was taken away"
+    assert applied.run("revert").code == 0
+    assert not (applied.overlay / "vision_exp").exists()
+
+
+# --- notes that cannot be trusted --------------------------------------------------------
+
+BAD_JSON = {"empty": "", "cut-off": '{"schema": 1, "fil', "binary": "\0\1\2", "list": "[]"}
+
+
+@pytest.mark.parametrize("kind", BAD_JSON)
+def test_corrupt_receipt(applied: Rig, kind: str) -> None:
+    fresh = contents(applied.base)
+    (applied.root / STATE / "receipt.json").write_text(BAD_JSON[kind])
+    assert state(applied) == "applied-unrecorded"
+    assert applied.run("apply").code == 0
+    assert contents(applied.base).keys() == fresh.keys()
+    assert state(applied) == "applied"
+    (applied.root / STATE / "receipt.json").write_text(BAD_JSON[kind])
+    assert applied.run("revert").code == 0
+    assert contents(applied.site) == contents(sources.stock("0.29.0"))
+
+
+def test_receipt_of_a_newer_tool(applied: Rig) -> None:
+    path = applied.root / STATE / "receipt.json"
+    receipt = json.loads(path.read_text())
+    receipt["schema"] += 1
+    path.write_text(json.dumps(receipt))
+    check_refused(applied, "newer")
+    check_refused(applied, "newer", verb="revert")
+
+
+@pytest.mark.parametrize("kind", BAD_JSON)
+def test_corrupt_journal(applied: Rig, kind: str) -> None:
+    (applied.root / STATE / "journal.json").write_text(BAD_JSON[kind])
+    before = identity(applied.base)
+    for verb in ("apply", "revert"):
+        answer = applied.run(verb)
+        assert answer.code == 5, answer.err
+        assert "journal" in answer.cause
+        assert "next:" in answer.err
+        assert identity(applied.base) == before
+    assert applied.run("--json", "status").json["state"] == "interrupted"
