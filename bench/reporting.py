@@ -67,8 +67,8 @@ def report(
         late = figure["ratio"] < wanted[what]
         missed |= late
         print(
-            f"{what:8} native {figure['native_ms']:10.2f} ms   ours {figure['ours_ms']:10.2f} ms   "
-            f"{figure['ratio']:5.2f} times   wanted: at least {wanted[what]:g}"
+            f"{what:22} native {figure['native_ms']:9.2f} ms  ours {figure['ours_ms']:9.2f} ms  "
+            f"{figure['ratio']:5.2f} times  wanted: at least {wanted[what]:g}"
             + ("   MISSED" if late else "")
         )
     if keep:
