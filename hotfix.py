@@ -19,7 +19,7 @@ import sys
 
 from anchors import __version__
 from anchors.engine import fast, report
-from anchors.engine.errors import DONE, INTERRUPTED, USAGE, HotfixError
+from anchors.engine.errors import DONE, ENVIRONMENT, INTERRUPTED, USAGE, HotfixError
 from anchors.engine.target import Target, discover
 
 # Not from typing, whose import would take a tenth of the time that a second run may take.
@@ -110,32 +110,39 @@ def main(argv: list[str] | None = None) -> int:
     try:
         result = _run(arguments)
     except HotfixError as error:
-        if arguments.verbose:
-            import traceback
-
-            traceback.print_exc()
-        return _fail(arguments, error)
+        result = _failed(arguments, error)
+    except OSError as error:
+        result = _failed(arguments, _unforeseen(error))
     except KeyboardInterrupt:
-        stopped = HotfixError(
-            "interrupted",
-            "interrupted before anything was written.",
-            exit_code=INTERRUPTED,
-            hint=f"python3 hotfix.py {arguments.verb}",
-        )
-        return _fail(arguments, stopped)
+        result = _failed(arguments, _stopped(arguments))
+    try:
+        _show(arguments, result)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has what it wanted (`| head`); a flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return int(result["exit"])
+
+
+def _show(arguments: argparse.Namespace, result: Report) -> None:
+    """Results to stdout, what was refused to stderr: its first line is the cause."""
+    text, trace = result.pop("text", None), result.pop("trace", "")
     if arguments.json:
-        result.pop("text", None)
         _print_json(result)
-    elif "text" in result:
-        sys.stdout.write(result["text"])
-    elif not arguments.quiet:
+        return
+    if text is not None:
+        sys.stdout.write(text)
+    elif not arguments.quiet and not trace:
         colour = report.uses_colour(arguments.color)
         print(report.text(result, colour=colour, verbose=arguments.verbose))
         if result.get("summary"):
             print(f"=====> {result['summary']}")
-    if result["exit"] != DONE and not arguments.json and result["error"]:
-        print(report.failure(result["error"], verbose=arguments.verbose), file=sys.stderr)
-    return int(result["exit"])
+    if result["exit"] != DONE and result["error"]:
+        sys.stdout.flush()
+        words = report.failure(result["error"], verbose=arguments.verbose)
+        print(words.partition("\n")[0] if arguments.quiet else words, file=sys.stderr)
+        if arguments.verbose and trace:
+            print(trace, file=sys.stderr)
 
 
 def _run(arguments: argparse.Namespace) -> Report:
@@ -187,16 +194,35 @@ def _from_receipt(arguments: argparse.Namespace, target: Target) -> Report | Non
     return result
 
 
-def _fail(arguments: argparse.Namespace, error: HotfixError) -> int:
-    if arguments.json:
-        failed = report.blank()
-        failed.update(verb=arguments.verb, state=error.state, error=error.as_json())
-        failed["exit"] = error.exit_code
-        failed["vllm"]["root"] = arguments.root
-        _print_json(failed)
-    else:
-        print(report.failure(error.as_json(), verbose=arguments.verbose), file=sys.stderr)
-    return error.exit_code
+def _failed(arguments: argparse.Namespace, error: HotfixError) -> Report:
+    import traceback
+
+    failed = error.report or report.blank()
+    failed.update(verb=arguments.verb, error=error.as_json(), exit=error.exit_code)
+    failed["state"] = failed["state"] or error.state
+    failed["vllm"]["root"] = failed["vllm"]["root"] or arguments.root
+    failed["trace"] = traceback.format_exc()
+    return failed
+
+
+def _unforeseen(error: OSError) -> HotfixError:
+    """Reading failed in a place where no kinder words are at hand; nothing was written."""
+    return HotfixError(
+        "io-error",
+        f"{error.filename or 'a file'} cannot be used: {error.strerror or error}. "
+        "Nothing was changed.",
+        exit_code=ENVIRONMENT,
+        hint="remove the cause, then run this again (-v shows where)",
+    )
+
+
+def _stopped(arguments: argparse.Namespace) -> HotfixError:
+    return HotfixError(
+        "interrupted",
+        "interrupted before anything was written.",
+        exit_code=INTERRUPTED,
+        hint=f"python3 hotfix.py {arguments.verb}",
+    )
 
 
 def _print_json(result: Report) -> None:
@@ -205,12 +231,12 @@ def _print_json(result: Report) -> None:
     print(json.dumps(result, indent=1))
 
 
+def _stop(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has what it wanted (`| head`); a flush at exit must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = DONE
-    raise SystemExit(code)
+    import signal
+
+    signal.signal(signal.SIGTERM, _stop)
+    raise SystemExit(main())

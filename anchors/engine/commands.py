@@ -34,6 +34,8 @@ def _apply(arguments: argparse.Namespace, target: Target, options: Options) -> R
     result = apply(target, options, Effects())
     if options.dry_run:
         plan = judge(target, options).plan
+        if result["state"] not in DONE_STATES:
+            result["summary"] = "would be applied; nothing was written"
         result["diff"] = diffs.make(plan, reverse=False, context=3).text
         if not arguments.json and not arguments.quiet:
             print(result["diff"], end="")
@@ -48,7 +50,7 @@ def _status(arguments: argparse.Namespace, target: Target, options: Options) -> 
 
 def _verify(arguments: argparse.Namespace, target: Target, options: Options) -> Report:
     """Re-derives everything from the bytes and proves it; exit 1 where that does not hold."""
-    judged = judge(target, options)
+    judged = judge(target, options, trust_receipt=False)
     result = as_report(judged, "verify")
     result["exit"] = DONE if judged.state in DONE_STATES else NO
     if judged.state in ("applied", "applied-unrecorded"):

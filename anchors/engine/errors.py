@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 DONE = 0
 NO = 1
 USAGE = 2
@@ -17,7 +21,8 @@ class HotfixError(Exception):
 
     `reference` is kebab-case and stable; the first line of `message` names cause and
     consequence; `context` holds further lines; `hint` is the next command; `exit_code`
-    is one of the constants above; `state` is the tree's state where it is known.
+    is one of the constants above; `state` is the tree's state where it is known; `report` is
+    the `--json` object of a tree that was judged and then refused.
     """
 
     def __init__(
@@ -29,6 +34,7 @@ class HotfixError(Exception):
         context: tuple[str, ...] = (),
         hint: str = "",
         state: str = "",
+        report: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.reference = reference
@@ -37,6 +43,7 @@ class HotfixError(Exception):
         self.hint = hint
         self.exit_code = exit_code
         self.state = state
+        self.report = report
 
     def as_json(self) -> dict[str, object]:
         """The `error` object of `--json`."""

@@ -52,13 +52,15 @@ class Judged:
         return tuple(file.current for file in self.plan.files)
 
 
-def judge(target: Target, options: Options) -> Judged:
+def judge(target: Target, options: Options, *, trust_receipt: bool = True) -> Judged:
     """Target to state, without writing. Raises HotfixError for what cannot be judged.
+
+    Without `trust_receipt` what it says of the bytes before patching counts for nothing.
 
     A refusal is only believed once nobody else is writing: files read in the middle of another
     run's renames look like a mixture.
     """
-    judged = _judge_once(target, options)
+    judged = _judge_once(target, options, trust_receipt)
     lock_path = os.path.join(target.root, journal.STATE_FOLDER, "lock")
     deadline = time.monotonic() + lock.WAIT_S
     while judged.state in _HINTS and time.monotonic() < deadline:
@@ -66,11 +68,11 @@ def judge(target: Target, options: Options) -> Judged:
         if not waited and _unchanged(judged):
             break
         time.sleep(_SETTLE_S)
-        judged = _judge_once(target, options)
+        judged = _judge_once(target, options, trust_receipt)
     return judged
 
 
-def _judge_once(target: Target, options: Options) -> Judged:
+def _judge_once(target: Target, options: Options, trust_receipt: bool) -> Judged:
     record, note = receipt.load(target.root)
     recorded_root = str(record["overlay"]["root"]) if record else None
     digest = overlay.source_digest()
@@ -80,7 +82,7 @@ def _judge_once(target: Target, options: Options) -> Judged:
         root=overlay.requested_root(options.overlay_root) or recorded_root,
         default_root=overlay.DEFAULT_ROOT,
         overlay=digest,
-        before=receipt.stock_digests(record),
+        before=receipt.stock_digests(record) if trust_receipt else None,
     )
     staged = overlay.state_of(plan.root, digest)
     state, detail = plan.state, plan.detail
@@ -145,7 +147,9 @@ def as_report(judged: Judged, verb: str) -> Report:
 def refuse(judged: Judged) -> None:
     """Raises HotfixError (exit 3) where the tree is one that apply refuses."""
     if judged.state in _HINTS:
-        raise _refusal(judged)
+        error = _refusal(judged)
+        error.report = as_report(judged, "")
+        raise error
 
 
 def refuse_partial(judged: Judged) -> None:
