@@ -164,11 +164,10 @@ class VisionTower(nn.Module):
         x = _tap(taps, "patch_embed", self.patch_embed(patches))
         turn = self.turn(grids, patches.device)
         if taps is None and x.is_cuda:
-            from vision_exp import tower_fused
+            from vision_exp import tower_fused, tower_graphs
 
             if tower_fused.usable(x):
-                norm, angles = self.norm, (turn.cos, turn.sin)
-                return tower_fused.run_blocks(list(self.blocks), norm, x, *angles, lengths)
+                return tower_graphs.run(self, x, turn.cos, turn.sin, lengths)
         for index, block in enumerate(self.blocks):
             x = _tap(taps, f"blocks.{index}", block(x, turn, lengths))
         return _tap(taps, "norm", self.norm(x))

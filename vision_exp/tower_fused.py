@@ -3,8 +3,8 @@
 What surrounds matrix products and attention is bound by memory and launches, so it is fused by
 hand: residual sum with the norm that follows it, the rotary turn of q and k in place, SwiGLU.
 Nothing is specialised for a number of rows: the kernels compile once, in the profile run at
-start-up, and no request waits for a compiler. Captured graphs or torch.compile would need one
-artefact per size of picture.
+start-up, and no request waits for a compiler. What launching them still costs a single picture,
+tower_graphs.py saves.
 
 Every intermediate is rounded where tower.py rounds it, so both paths compute the same function.
 """
@@ -23,7 +23,10 @@ from torch.nn import functional as F
 
 NORM_EPS = 1e-6
 
+#: qkv (n, 3, heads, d) and the rows of each picture, to (n, heads * d).
 Attend = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
+#: The same by row numbers on the device, int32 (pictures + 1,), and a bound for the longest.
+AttendEdges = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 def usable(x: torch.Tensor) -> bool:
@@ -152,23 +155,21 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def best_attention() -> Attend:
-    """vLLM's FlashAttention where this vLLM has it for the card, else torch's own."""
+def attention_by_edges() -> AttendEdges | None:
+    """vLLM's FlashAttention, if this vLLM has one for the card; None otherwise."""
     try:
         from vllm.v1.attention.backends.fa_utils import (
             flash_attn_varlen_func,
             get_flash_attn_version,
         )
     except ImportError:
-        return torch_attention
+        return None
     version = get_flash_attn_version()
     if version is None:
-        return torch_attention
+        return None
 
-    def flash_attention(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    def flash_attention(qkv: torch.Tensor, edges: torch.Tensor, longest: int) -> torch.Tensor:
         q, k, v = qkv.unbind(1)
-        edges = _edges(tuple(lengths), qkv.device)
-        longest = max(lengths)
         out = flash_attn_varlen_func(
             q=q,
             k=k,
@@ -181,6 +182,18 @@ def best_attention() -> Attend:
             fa_version=version,
         )
         return out.flatten(1)
+
+    return flash_attention
+
+
+def best_attention() -> Attend:
+    """vLLM's FlashAttention where it is there, else torch's own."""
+    by_edges = attention_by_edges()
+    if by_edges is None:
+        return torch_attention
+
+    def flash_attention(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        return by_edges(qkv, _edges(tuple(lengths), qkv.device), max(lengths))
 
     return flash_attention
 

@@ -8,6 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+from vision_exp import tower_graphs
+
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("children") / "fused_tower.py"
 
@@ -20,3 +25,27 @@ def test_fused_blocks_equal_the_tower() -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["error"] < 1e-5
     assert found["swiglu"] < 1e-6
+    assert found["buckets"] < 1e-5
+
+
+def test_buckets_hold_every_picture_with_little_to_spare() -> None:
+    made: list[int] = []
+
+    class Size:
+        def __init__(self, _tower: object, rows: int, *_: object) -> None:
+            self.rows = rows
+            made.append(rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tower_graphs, "Bucket", Size)
+        graphs = tower_graphs.Graphs(None, torch.zeros(1, 1), by_nobody, by_nobody)
+    assert made == sorted(made, reverse=True)
+    for rows in (1, 640, 784, 3108, 3312):
+        bucket = graphs.bucket([rows])
+        assert rows <= bucket.rows <= max(640, rows + 127)
+    assert graphs.bucket([3329]) is None
+    assert graphs.bucket([784, 784]) is None
+
+
+def by_nobody(*_: object) -> None:
+    raise AssertionError("nothing is captured here")
