@@ -101,7 +101,10 @@ def _text(node: cst.CSTNode) -> str | None:
 
 
 def _statement(path: tuple[cst.CSTNode, ...]) -> cst.CSTNode:
-    """The statement to stand in front of: the rename's own, or the `if` that guards it."""
+    """The statement to stand in front of: the rename's own, or the `if` that guards it.
+
+    A guard is an `if` around nothing but the rename, or one that asks for the old name.
+    """
     import libcst as cst
 
     place = max(
@@ -111,8 +114,9 @@ def _statement(path: tuple[cst.CSTNode, ...]) -> cst.CSTNode:
     )
     guard = place - 1 if isinstance(path[place - 1], cst.If) else place - 2
     node = path[guard]
-    suite = isinstance(path[place], cst.SimpleStatementSuite)
-    if not isinstance(node, cst.If) or not (suite or _mentions(node.test)):
+    block = path[place - 1]
+    alone = not isinstance(block, cst.IndentedBlock) or len(block.body) == 1
+    if not isinstance(node, cst.If) or not (alone or _mentions(node.test)):
         return path[place]
     while isinstance(path[guard - 1], cst.If):  # an `elif`: nothing can stand in front of it
         guard -= 1

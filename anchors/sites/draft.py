@@ -23,6 +23,7 @@ class Draft(nn.Module):
             param = params_dict[name]
 """
 _GUARD = 'if name.endswith(".ffn.gate.bias"):'
+_LOOSE = 'if name.split(".")[-2:] == ["gate", "bias"]:'
 _ALWAYS = """\
 class Draft(nn.Module):
     def load_weights(self, weights):
@@ -59,6 +60,7 @@ def _remap_cases(anchor_id: str) -> tuple[Case, ...]:
             before=_GUARD.replace("name", "tensor_name"),
         ),
         Case(APPLIES, "\n# header\n\nimport torch\n\n\n" + _GUARDED, before=_GUARD),
+        Case(APPLIES, _GUARDED.replace(_GUARD, _LOOSE), before=_LOOSE),
         Case(APPLIES, _ALWAYS, before=_LINE),
         Case(APPLIES, _ELIF, before='if "attn_sink" in name:'),
         *_SHARED,
