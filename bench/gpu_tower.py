@@ -14,7 +14,9 @@ import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +70,7 @@ def main() -> int:
             why = f"{type(error).__name__}: {error}"
     if native is None:
         print(f"native tower: not run, {why}")
+    start_up(tower)
     rows = [measure(name, rate, tower, aligner, native) for name in CASES]
     print_table(rows)
     if args.json:
@@ -145,7 +148,9 @@ def measure(name: str, rate: float, tower: Any, aligner: Any, native: Any) -> di
     row["ratio"] = row["ours"] / floor
     row["limit"] = limit
     row["graph"] = graphed(mine)
-    with attention(tower_fused.torch_attention):
+    with launched(tower, tower_fused.best_attention()):
+        row["launched"] = milliseconds(mine)
+    with launched(tower, tower_fused.torch_attention):
         row["torch attention"] = milliseconds(mine)
         try:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -208,18 +213,27 @@ def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, flo
     }
 
 
-class attention:
-    """Makes the fused blocks use another attention for a while."""
+@contextmanager
+def launched(tower: Any, attend: tower_fused.Attend) -> Iterator[None]:
+    """The fused blocks launched one by one, with a given attention, for a while."""
+    before = tower_fused.best_attention, tower._graphs
+    tower_fused.best_attention, tower._graphs = (lambda: attend), None
+    try:
+        yield
+    finally:
+        tower_fused.best_attention, tower._graphs = before
 
-    def __init__(self, attend: tower_fused.Attend) -> None:
-        self.attend = attend
 
-    def __enter__(self) -> None:
-        self.before = tower_fused.best_attention
-        tower_fused.best_attention = lambda: self.attend  # type: ignore[assignment]
-
-    def __exit__(self, *_: object) -> None:
-        tower_fused.best_attention = self.before  # type: ignore[assignment]
+@torch.inference_mode()
+def start_up(tower: Any) -> None:
+    """The first call: compiles the kernels and captures the graphs."""
+    held, begun = torch.cuda.memory_reserved(), time.perf_counter()
+    patches = torch.rand(28 * 28, 3, 14, 14, device="cuda").bfloat16()
+    tower(patches, (28, 28))
+    torch.cuda.synchronize()
+    seconds, kept = time.perf_counter() - begun, torch.cuda.memory_reserved() - held
+    count = len(tower._graphs.buckets) if tower._graphs else 0
+    print(f"first call {seconds:.1f} s, {count} graphs, {kept / 2**20:.0f} MiB reserved")
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -253,7 +267,17 @@ def load_native(path: Path, tower: Any, aligner: Any) -> Any:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    head = ["case", "floor", "ours", "ratio", "limit", "graph", "of it attention", "linears"]
+    head = [
+        "case",
+        "floor",
+        "ours",
+        "ratio",
+        "limit",
+        "launched",
+        "graph",
+        "of it attention",
+        "linears",
+    ]
     head += ["fused", "torch attention", "cudnn attention", "plain", "native", "error"]
     head += ["native error", "ok"]
     print("  ".join(f"{name:>15}" for name in head))

@@ -119,17 +119,21 @@ def _make(tower: Any, like: torch.Tensor) -> Graphs | None:
     attend = tower_fused.attention_by_edges()
     if os.environ.get(SWITCH) == "0" or sharded or attend is None:
         return None
-    pool = torch.cuda.graph_pool_handle()
+    pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 
     def capture(work: Callable[[], None]) -> Replay:
-        side = torch.cuda.Stream()
+        # Not torch.cuda.graph: that collects garbage each time, seconds in a large process.
+        graph = torch.cuda.CUDAGraph()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             work()  # compiles kernels and makes handles, which a capture must not
+            torch.cuda.synchronize()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            work()
         return graph.replay
 
     try:
