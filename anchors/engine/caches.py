@@ -10,6 +10,9 @@ from anchors.engine.errors import environment
 
 _MODELINFOS = "vllm-models-deepseek_v4-*.json"
 _SIGN = b"deepseek_v4"
+# What vLLM keeps beside compiled code, with the paths of the sources it was traced from. The
+# compiled code itself can be gigabytes and is not read.
+_TRACED = ("computation_graph.py", "cache_key_factors.json", "model")
 _CHUNK = 1 << 20
 
 
@@ -81,7 +84,7 @@ def _compiled(folder: str) -> list[str]:
 
 def _mentions(entry: str) -> bool:
     for base, _, names in os.walk(entry):
-        for name in sorted(names):
+        for name in sorted({*names} & {*_TRACED}):
             tail = b""
             with open(os.path.join(base, name), "rb") as file:
                 while chunk := file.read(_CHUNK):
