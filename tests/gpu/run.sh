@@ -13,6 +13,7 @@
 #   second    caches, chunks, company, preemption; visibility; memory; DSpark; rms_norm_eps
 #   kernels   the overlay's kernels alone: routing, SM100's second attention pass
 #   server    vllm serve, the openai client, the validator
+#   two       on a machine with two GPUs only, not part of all: tensor parallelism
 #   figures   tower and serving times, nothing else running
 #   table     all rows; exit 1 if a check failed or is missing
 #   cache     pack the compiled kernels into OUT/cache.tgz, for PIECES of a later machine
@@ -132,6 +133,12 @@ server() {
     wait
 }
 
+two() {
+    job two 590 "$patched" python3 "$here/checks_two.py" "$vision" "$rows/two.json" "$logs"
+    wait
+    python3 "$here/table.py" "$rows" two
+}
+
 figures() {
     in_tree "$patched" timeout 200 python3 "$repo/bench/gpu_tower.py" \
         --native "$PIECES/vision.py" --json "$OUT/tower.json"
@@ -161,7 +168,7 @@ stages=("$@")
 code=0
 for stage in "${stages[@]}"; do
     case $stage in
-    setup | patch | warm | first | second | kernels | server | figures | table | cache) ;;
+    setup | patch | warm | first | second | kernels | server | two | figures | table | cache) ;;
     *) echo "unknown stage $stage" >&2 && exit 2 ;;
     esac
     begun=$SECONDS
