@@ -21,7 +21,7 @@ set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 PIECES=${PIECES:?folder with the pieces}
-WORK=${WORK:-/root/vision-exp-gpu}
+WORK=${WORK:-${TMPDIR:-/tmp}/vision-exp-gpu}
 OUT=${OUT:?folder for results}
 rows=$WORK/rows
 logs=$WORK/logs
