@@ -202,7 +202,7 @@ def instances_carry_what_the_runners_read(rig: Rig) -> None:
         model.get_placeholder_str("audio", 1)
     equal(is_mixture_of_experts(model), True)
     equal(supports_pp(model), True)
-    if not issubclass(type(model).text_class, SupportsEagle3):
+    if SupportsEagle3 not in type(model).text_class.__mro__:
         return  # before 0.25 the model itself has no hooks for drafts
     equal(isinstance(model, SupportsEagle3), True)
     model.set_aux_hidden_state_layers((1, 2))
@@ -211,15 +211,23 @@ def instances_carry_what_the_runners_read(rig: Rig) -> None:
     equal(default, (2, 2, 1), "default aux layers of four")
 
 
-def forward_images(model: Any, processor: Any, rig: Rig, pictures: Iterable[Any]) -> Any:
-    """embed_multimodal on what the processor made of the pictures."""
+def forward_images(
+    model: Any, processor: Any, rig: Rig, pictures: Iterable[Any], encode: Any = None
+) -> Any:
+    """(processed prompt, rows): embed_multimodal on what the processor made of the pictures.
+
+    With `encode`, that function of encoder.py instead, each rank for itself.
+    """
     from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
     pictures = list(pictures)
     made = rig.apply(processor, [4] + [129264] * len(pictures), pictures)
     items = [("image", item) for item in made["mm_kwargs"]["image"]]
     ((_, _, batch),) = group_and_batch_mm_kwargs(items)
-    return made, model.embed_multimodal(**batch)
+    with torch.inference_mode():  # as vLLM's runners
+        if encode is not None:
+            return made, encode(model, spread=False, **batch)
+        return made, model.embed_multimodal(**batch)
 
 
 @check

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,7 @@ def config(rig: Rig, name: str) -> Any:
 
 
 @cache
-def _prepare() -> None:
-    import tempfile
-
-    from vllm.distributed import init_distributed_environment, initialize_model_parallel
-
+def _without_gpu() -> None:
     torch.cuda.Stream = torch.cuda.Event = _Nothing
     import vllm.models.deepseek_v4.nvidia.model as module
 
@@ -65,30 +62,54 @@ def _prepare() -> None:
         module._select_dsv4_attn_cls = lambda *args, **kwargs: _NoAttention
     else:  # 0.22
         module.DeepseekV4Attention = _NoAttention
-    with tempfile.NamedTemporaryFile(delete=False) as rendezvous:
-        init_distributed_environment(1, 0, f"file://{rendezvous.name}", 0, "gloo")
-    initialize_model_parallel(1, 1)
+
+
+@cache
+def _join(ranks: int, rank: int, store: Path | None) -> None:
+    """Make this process one of `ranks` tensor-parallel ranks that meet at the file `store`."""
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+    store = store or Path(tempfile.mkdtemp()) / "store"
+    init_distributed_environment(ranks, rank, f"file://{store}", rank, "gloo")
+    initialize_model_parallel(ranks, 1)
 
 
 def build(
-    rig: Rig, name: str, *, model_options: dict[str, Any] | None = None, **overrides: Any
+    rig: Rig,
+    name: str,
+    *,
+    model_options: dict[str, Any] | None = None,
+    ranks: int = 1,
+    rank: int = 0,
+    store: Path | None = None,
+    **overrides: Any,
 ) -> Any:
     """An instance of the class that the registry gives for the checkpoint `name`."""
-    return _build(rig, _folder(rig, name, overrides), model_options or {})
+    folder = _folder(rig, name, overrides)
+    return _build(rig, folder, model_options or {}, (ranks, rank, store))
 
 
 def build_text(rig: Rig) -> Any:
     """An instance for a text-only checkpoint of the same sizes."""
-    return _build(rig, rig.text_checkpoint("small-text", **SIZES, compress_ratios=[0] * 7), {})
+    folder = rig.text_checkpoint("small-text", **SIZES, compress_ratios=[0] * 7)
+    return _build(rig, folder, {}, (1, 0, None))
 
 
-def _build(rig: Rig, folder: Path, model_options: dict[str, Any]) -> Any:
-    from vllm.config import VllmConfig, set_current_vllm_config
+def _build(
+    rig: Rig, folder: Path, model_options: dict[str, Any], group: tuple[int, int, Path | None]
+) -> Any:
+    from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    vllm_config = VllmConfig(model_config=rig.model_config(folder, **model_options))
+    # The launcher of other processes; here they are forked already.
+    launcher = {"distributed_executor_backend": "external_launcher"} if group[0] > 1 else {}
+    vllm_config = VllmConfig(
+        model_config=rig.model_config(folder, **model_options),
+        parallel_config=ParallelConfig(tensor_parallel_size=group[0], **launcher),
+    )
     with set_current_vllm_config(vllm_config):
-        _prepare()
+        _without_gpu()
+        _join(*group)
         torch.set_default_dtype(torch.bfloat16)
         try:
             model = initialize_model(vllm_config)
