@@ -12,6 +12,7 @@ collective, so there it stays fatal; so does a CUDA error that the device does n
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,7 @@ from vision_exp.config import is_vision_exp
 
 logger = logging.getLogger("vllm.vision_exp")
 
-_schedulers = 0  # of vision checkpoints, in this process
+_scheduler_pid: int | None = None  # process that schedules a vision checkpoint; forks are others
 _encoding: list[str] = []  # identifiers of the images that the current step encodes, in order
 _failed: set[str] = set()  # identifiers whose cached rows are zeros
 
@@ -54,11 +55,11 @@ def _wrap_model(module: ModuleType) -> None:
 
 
 def _scheduler_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    global _schedulers
+    global _scheduler_pid
     original(self, *args, **kwargs)
     config = self.vllm_config
     if config.parallel_config.world_size == 1 and is_vision_exp(config.model_config.hf_config):
-        _schedulers += 1
+        _scheduler_pid = os.getpid()
 
 
 def _remember_images(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +76,7 @@ def _remember_images(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any
 def _embed_multimodal(original: Any, self: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
     count = len(kwargs["llm_grid"])
     identifiers, _encoding[:] = _encoding[:count], _encoding[count:]
-    if not _schedulers or len(identifiers) < count:
+    if _scheduler_pid != os.getpid() or len(identifiers) < count:
         return original(self, **kwargs)  # several processes, or a profiling run
     try:
         rows = _checked(original(self, **kwargs), kwargs["llm_grid"])

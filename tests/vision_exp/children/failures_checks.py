@@ -7,6 +7,7 @@ tower, which fails on chosen pictures.
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -193,8 +194,8 @@ def check_wrong_number_of_rows(server: rig.Server) -> None:
 def check_failures_elsewhere_stay_fatal(server: rig.Server) -> None:
     """In a worker process of its own, where ranks wait for each other, the exception is raised."""
     engine = Engine(server, "v1", Tower({1.0}))
-    here = encoder_failures._schedulers
-    encoder_failures._schedulers = 0
+    here = encoder_failures._scheduler_pid
+    encoder_failures._scheduler_pid = os.getppid()
     try:
         engine.add("a", [1.0])
         engine.run()
@@ -203,4 +204,4 @@ def check_failures_elsewhere_stay_fatal(server: rig.Server) -> None:
     else:
         raise AssertionError("swallowed")
     finally:
-        encoder_failures._schedulers = here
+        encoder_failures._scheduler_pid = here

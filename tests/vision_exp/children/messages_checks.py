@@ -151,6 +151,28 @@ def check_text_requests_are_stock(server: Server) -> None:
                 assert server.prompt(messages, thinking=True) == stock
 
 
+def check_chat_defaults(server: Server, plain: Server) -> None:
+    """The template brings the special tokens, as for the text-only checkpoint."""
+    assert server.renderer.default_chat_tok_params.add_special_tokens is False
+    assert plain.renderer.default_chat_tok_params.add_special_tokens is False
+    assert server.renderer.default_cmpl_tok_params.add_special_tokens is True
+
+
+def check_other_renderers_are_refused(server: Server, plain: Server) -> None:
+    from vllm.renderers.registry import renderer_from_config
+
+    for config, refuses in ((server.config, True), (plain.config, False)):
+        config.model_config.tokenizer_mode = "hf"
+        try:
+            renderer_from_config(config)
+        except RuntimeError as error:
+            assert refuses and "--tokenizer-mode" in str(error)
+        else:
+            assert not refuses
+        finally:
+            config.model_config.tokenizer_mode = "deepseek_v4"
+
+
 def check_text_only_checkpoint(server: Server, plain: Server) -> None:
     """Another checkpoint in the same process: everything as stock, reserved names included."""
     assert plain.config.model_config.multimodal_config is None

@@ -22,6 +22,7 @@ import failures_checks as failures
 import messages_checks as checks
 import messages_http as http
 import messages_rig as rig
+import offline_checks as offline
 import tiny_config
 
 from vision_exp import messages
@@ -63,7 +64,7 @@ def main() -> None:
         server = rig.serve(Path(name, "vision"), vision=True)
         plain = rig.serve(Path(name, "text"), vision=False)
         seconds["set-up"] = round(time.monotonic() - start, 1)
-        for name, check in {**vars(checks), **vars(failures)}.items():
+        for name, check in {**vars(checks), **vars(failures), **vars(offline)}.items():
             if name.startswith("check_") and (not only or name in only):
                 wanted = len(inspect.signature(check).parameters)
                 run(name, check, *(server, plain)[:wanted])
