@@ -7,6 +7,13 @@ from typing import Any
 
 import torch
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.distributed.parallel_state:get_tensor_model_parallel_rank",
+    "vllm.distributed.parallel_state:get_tensor_model_parallel_world_size",
+    "vllm.distributed.communication_op:tensor_model_parallel_all_gather(input_, dim)",
+)
+
 
 def encode_images(
     model: Any,

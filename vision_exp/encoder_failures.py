@@ -22,6 +22,43 @@ import torch
 from vision_exp import lazy
 from vision_exp.config import is_vision_exp
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.v1.core.sched.scheduler:Scheduler.__init__",
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output(scheduler_output)",
+    "vllm.v1.core.sched.scheduler:Scheduler.finish_requests(request_ids, finished_status)",
+    "vllm.v1.core.sched.scheduler:Scheduler.vllm_config",
+    "vllm.v1.core.sched.scheduler:Scheduler.requests",
+    "vllm.v1.core.sched.scheduler:Scheduler.kv_cache_manager",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids(request_id)",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.evict_blocks(block_ids)",
+    "vllm.v1.core.sched.output:SchedulerOutput.scheduled_new_reqs",
+    "vllm.v1.core.sched.output:SchedulerOutput.scheduled_cached_reqs",
+    "vllm.v1.core.sched.output:SchedulerOutput.num_scheduled_tokens",
+    "vllm.v1.core.sched.output:NewRequestData.req_id",
+    "vllm.v1.core.sched.output:NewRequestData.num_computed_tokens",
+    "vllm.v1.core.sched.output:CachedRequestData.req_ids",
+    "vllm.v1.core.sched.output:CachedRequestData.num_computed_tokens",
+    "vllm.v1.request:Request.client_index",
+    "vllm.v1.request:Request.is_finished",
+    "vllm.v1.request:Request.mm_features",
+    "vllm.v1.request:Request.num_computed_tokens",
+    "vllm.v1.request:RequestStatus.FINISHED_ERROR",
+    "vllm.v1.engine:EngineCoreOutput.request_id",
+    "vllm.v1.engine:EngineCoreOutput.new_token_ids",
+    "vllm.v1.engine:EngineCoreOutput.finish_reason",
+    "vllm.v1.engine:EngineCoreOutputs.outputs",
+    "vllm.v1.engine:FinishReason.ERROR",
+    "vllm.v1.worker.gpu_model_runner:"
+    "GPUModelRunner._batch_mm_inputs_from_scheduler(scheduler_output)",
+    "vllm.v1.worker.gpu.mm.encoder_runner:EncoderRunner.prepare_mm_inputs",
+    "vllm.config.parallel:ParallelConfig.world_size",
+    "vllm.multimodal.inputs:MultiModalFeatureSpec.identifier",
+    "vllm.multimodal.inputs:MultiModalFeatureSpec.mm_position",
+    "vllm.multimodal.inputs:PlaceholderRange.offset",
+    "vllm.multimodal.inputs:PlaceholderRange.length",
+)
+
 logger = logging.getLogger("vllm.vision_exp")
 
 _scheduler_pid: int | None = None  # process that schedules a vision checkpoint; forks are others

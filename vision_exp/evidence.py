@@ -9,6 +9,9 @@ from typing import Any
 
 from vision_exp import install
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = ("vllm:__version__",)
+
 # A child of vLLM's logger, so that it is shown wherever vLLM's own lines are.
 logger = logging.getLogger("vllm.vision_exp")
 

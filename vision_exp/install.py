@@ -18,6 +18,13 @@ from typing import Any
 from vision_exp import lazy
 from vision_exp.config import is_vision_exp
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.transformers_utils.configs.deepseek_v4:DeepseekV4Config.__init__",
+    "vllm.transformers_utils.model_arch_config_convertor:"
+    "ModelArchConfigConvertorBase.is_mm_prefix_lm",
+)
+
 EPS_VARIABLE = "VISION_EXP_RMS_NORM_EPS"
 DISABLE_VARIABLE = "VISION_EXP_DISABLE"
 FORCED_EPS = 1e-6

@@ -29,6 +29,34 @@ from vision_exp import (
 from vision_exp.config import is_vision_exp
 from vision_exp.messages_rules import Chat, RuleError
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.exceptions:VLLMValidationError",
+    "vllm.renderers.base:BaseRenderer.__init__",
+    "vllm.renderers.base:BaseRenderer._executor",
+    "vllm.renderers.base:BaseRenderer.default_chat_tok_params",
+    "vllm.renderers.base:BaseRenderer.get_tokenizer",
+    "vllm.renderers.base:BaseRenderer.model_config",
+    "vllm.renderers.params:TokenizeParams.add_special_tokens",
+    "vllm.renderers.params:ChatParams.chat_template_kwargs",
+    "vllm.renderers.params:ChatParams.media_io_kwargs",
+    "vllm.renderers.deepseek_v4:DeepseekV4Renderer.render_messages(messages, params)",
+    "vllm.renderers.deepseek_v4:DeepseekV4Renderer.render_messages_async(messages, params)",
+    "vllm.config.model:ModelConfig.allowed_local_media_path",
+    "vllm.config.model:ModelConfig.allowed_media_domains",
+    "vllm.config.multimodal:MultiModalConfig.get_limit_per_prompt(modality)",
+    "vllm.config.multimodal:MultiModalConfig.media_io_kwargs",
+    "vllm.envs:VLLM_MEDIA_CONNECTOR",
+    "vllm.multimodal.media:MEDIA_CONNECTOR_REGISTRY",
+    "vllm.multimodal.media.connector:MediaConnector.__init__("
+    "media_io_kwargs, allowed_local_media_path, allowed_media_domains)",
+    "vllm.utils.registry:ExtensionManager.load(cls_name, **)",
+    "vllm.inputs.llm:TokensPrompt.prompt_token_ids",
+    "vllm.inputs.llm:TokensPrompt.prompt",
+    "vllm.inputs.llm:_PromptOptions.multi_modal_data",
+    "vllm.inputs.llm:_PromptOptions.multi_modal_uuids",
+)
+
 RUST_VARIABLE = "VLLM_USE_RUST_FRONTEND"
 _IMAGE_IN_TEXT = re.compile(r"data:image/[\w.+-]+;base64,[A-Za-z0-9+/]{256}")
 

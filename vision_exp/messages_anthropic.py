@@ -8,6 +8,17 @@ from typing import Any
 from vision_exp import lazy
 from vision_exp.config import is_vision_exp
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.create_messages",
+    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.count_tokens",
+    "vllm.entrypoints.serve.engine.serving:BaseServing.create_error_response(message)"
+    " | vllm.entrypoints.openai.engine.serving:OpenAIServing.create_error_response(message)",
+    "vllm.entrypoints.serve.engine.serving:BaseServing.model_config"
+    " | vllm.entrypoints.openai.engine.serving:OpenAIServing.model_config",
+    "vllm.exceptions:VLLMValidationError",
+)
+
 
 def install() -> None:
     """Wrap the endpoint's two methods once they are imported."""

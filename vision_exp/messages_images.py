@@ -10,6 +10,12 @@ from typing import Any
 
 from vision_exp.messages_rules import ImagePart, RuleError
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.multimodal.media.connector:MediaConnector.fetch_image(image_url)",
+    "vllm.multimodal.media.connector:MediaConnector.fetch_image_async(image_url)",
+)
+
 _DATA_URL = re.compile(r"data:(?P<type>[^,;]*)(?:;[^,;]*)*?;?base64,", re.IGNORECASE)
 _SOURCE_KEYS = ("image_url", "image", "image_pil", "url", "source", "data")
 _LONGEST_REASON = 300

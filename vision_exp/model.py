@@ -23,6 +23,31 @@ from vision_exp.registry import VisionConfigError, read_config
 from vision_exp.tokens import PLACEHOLDER
 from vision_exp.weights import load_weights
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.__init__(vllm_config, prefix)",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.embed_input_ids(input_ids)",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.load_weights(weights)",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.config",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.model",
+    "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MTP.embed_input_ids(input_ids)",
+    "vllm.distributed.parallel_state:get_pp_group",
+    "vllm.distributed.parallel_state:GroupCoordinator.is_first_rank",
+    "vllm.config.multimodal:MultiModalConfig.mm_encoder_tp_mode",
+    "vllm.model_executor.models.interfaces:"
+    "SupportsMultiModal._mark_tower_model(vllm_config, modalities)",
+    "vllm.model_executor.models.interfaces:SupportsMultiModal.supports_multimodal",
+    "vllm.model_executor.models.interfaces:SupportsMultiModal.supports_encoder_tp_data",
+    "vllm.model_executor.models.interfaces:SupportsMultiModal.requires_raw_input_tokens",
+    "vllm.model_executor.models.interfaces:SupportsMultiModal.get_placeholder_str(modality, i)",
+    "vllm.model_executor.models.interfaces:SupportsMultiModal.get_language_model",
+    "vllm.model_executor.models.interfaces:SupportsMultiModal.embed_multimodal(**)",
+    "vllm.model_executor.models.interfaces:"
+    "SupportsMultiModal.embed_input_ids(input_ids, multimodal_embeddings, is_multimodal)",
+    "vllm.multimodal:MULTIMODAL_REGISTRY",
+    "vllm.multimodal.registry:MultiModalRegistry.register_processor(processor, info, dummy_inputs)",
+)
+
 LEARNED = ("image_start", "image_pad", "image_newline", "image_end")
 
 

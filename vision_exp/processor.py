@@ -47,6 +47,60 @@ from vision_exp.layout import (
 from vision_exp.registry import read_config
 from vision_exp.tokens import PLACEHOLDER, check_tokenizer
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.exceptions:VLLMValidationError.__init__(message, parameter)",
+    "vllm.multimodal.inputs:MultiModalFieldConfig.batched(modality, keep_on_cpu)",
+    "vllm.multimodal.inputs:MultiModalFieldConfig.flat_from_sizes(modality, size_per_item)",
+    "vllm.multimodal.parse:ImageProcessorItems.get",
+    "vllm.multimodal.parse:ImageProcessorItems.get_all",
+    "vllm.multimodal.parse:MultiModalDataItems",
+    "vllm.multimodal.processing:BaseDummyInputsBuilder",
+    "vllm.multimodal.processing:BaseMultiModalProcessor",
+    "vllm.multimodal.processing:BaseProcessingInfo",
+    "vllm.multimodal.processing:ProcessorInputs",
+    "vllm.multimodal.processing:PromptReplacement",
+    "vllm.multimodal.processing:PromptUpdateDetails",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.allowed_mm_limits",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.ctx",
+    "vllm.multimodal.processing.context:"
+    "BaseProcessingInfo.get_mm_max_tokens_per_item(seq_len, mm_counts)",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.get_supported_mm_limits",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.get_tokenizer",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.model_id",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.parse_mm_data(mm_data, validate)",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.validate_num_items(modality, num_items)",
+    "vllm.multimodal.processing.dummy_inputs:BaseDummyInputsBuilder.get_dummy_text(mm_counts)",
+    "vllm.multimodal.processing.dummy_inputs:"
+    "BaseDummyInputsBuilder.get_dummy_mm_data(seq_len, mm_counts, mm_options)",
+    "vllm.multimodal.processing.dummy_inputs:"
+    "BaseDummyInputsBuilder.get_dummy_processor_inputs(seq_len, mm_counts, mm_options)",
+    "vllm.multimodal.processing.dummy_inputs:"
+    "BaseDummyInputsBuilder._get_dummy_images(width, height, num_images, overrides)",
+    "vllm.multimodal.processing.inputs:ProcessorInputs.prompt",
+    "vllm.multimodal.processing.inputs:ProcessorInputs.mm_data_items",
+    "vllm.multimodal.processing.processor:BaseMultiModalProcessor.__init__(info, dummy_inputs)",
+    "vllm.multimodal.processing.processor:BaseMultiModalProcessor.apply(inputs)",
+    "vllm.multimodal.processing.processor:"
+    "BaseMultiModalProcessor._apply_hf_processor_main(mm_items)",
+    "vllm.multimodal.processing.processor:"
+    "BaseMultiModalProcessor._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)",
+    "vllm.multimodal.processing.processor:BaseMultiModalProcessor._get_prompt_updates("
+    "mm_items, hf_processor_mm_kwargs, out_mm_kwargs)",
+    "vllm.multimodal.processing.processor:"
+    "BaseMultiModalProcessor._apply_prompt_updates(token_ids, mm_prompt_updates)",
+    "vllm.multimodal.processing.processor:PromptReplacement.modality",
+    "vllm.multimodal.processing.processor:PromptReplacement.target",
+    "vllm.multimodal.processing.processor:PromptReplacement.replacement",
+    "vllm.multimodal.processing.processor:PromptUpdateDetails.full",
+    "vllm.multimodal.processing.processor:PromptUpdateDetails.select_token_id(seq, embed_token_id)",
+    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.modality",
+    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.item_idx",
+    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.start_idx",
+    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.tokens",
+    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.is_embed",
+)
+
 IMAGE_ID = SENTINEL_FIRST + TokenType.IMAGE
 PAD_ID = SENTINEL_FIRST + TokenType.PAD
 SENTINELS = frozenset(range(SENTINEL_FIRST, SENTINEL_LAST + 1))

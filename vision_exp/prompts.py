@@ -22,6 +22,25 @@ from vision_exp.messages_text import RESERVED_IDS
 from vision_exp.prompts_blocks import check_feature
 from vision_exp.tokens import TOKENS
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.renderers.base:BaseRenderer.process_for_engine(prompt)",
+    "vllm.renderers.base:BaseRenderer.process_for_engine_async(prompt)",
+    "vllm.renderers.base:BaseRenderer.model_config",
+    "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
+    "vllm.v1.engine.input_processor:InputProcessor.model_config",
+    "vllm.v1.engine.core:EngineCore.preprocess_add_request(request)",
+    "vllm.v1.engine.core:EngineCore.vllm_config",
+    "vllm.v1.engine:EngineCoreRequest.prompt_token_ids",
+    "vllm.v1.engine:EngineCoreRequest.mm_features",
+    "vllm.v1.engine:EngineCoreRequest.sampling_params",
+    "vllm.multimodal.inputs:MultiModalFeatureSpec.mm_position",
+    "vllm.multimodal.inputs:PlaceholderRange.offset",
+    "vllm.multimodal.inputs:PlaceholderRange.length",
+    "vllm.multimodal.inputs:MultiModalFeatureSpec.modality",
+    "vllm.multimodal.inputs:PlaceholderRange.is_embed",
+)
+
 _NAMES = {token_id: name for name, token_id in TOKENS.items()}
 IMAGE_ID = SENTINEL_FIRST + TokenType.IMAGE
 _SENTINELS = RESERVED_IDS - {PLACEHOLDER_ID}

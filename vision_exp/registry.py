@@ -15,6 +15,21 @@ from typing import Any
 from vision_exp import lazy
 from vision_exp.config import VisionConfig, is_vision_exp
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.model_executor.models.registry:"
+    "_ModelRegistry.inspect_model_cls(architectures, model_config)",
+    "vllm.model_executor.models.registry:"
+    "_ModelRegistry.resolve_model_cls(architectures, model_config)",
+    "vllm.model_executor.models.registry:_ModelInfo.supports_multimodal",
+    "vllm.model_executor.models.registry:_ModelInfo.requires_raw_input_tokens",
+    "vllm.model_executor.models.registry:_ModelInfo.supports_multimodal_encoder_tp_data",
+    "vllm.config.model:ModelConfig.is_mm_prefix_lm",
+    "vllm.config.model:ModelConfig.hf_config",
+    "vllm.config.model:ModelConfig.multimodal_config",
+    "vllm.config.multimodal:MultiModalConfig.get_limit_per_prompt(modality)",
+)
+
 ARCHITECTURE = "DeepseekV4ForCausalLM"
 
 _ANSWERS = {

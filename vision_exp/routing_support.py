@@ -6,6 +6,19 @@ from typing import Any
 
 from vision_exp.routing import MAX_TOP_K
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.scoring_func",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.renormalize",
+    "vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router:FusedTopKBiasRouter",
+    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._quant_method",
+    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.do_naive_dispatch_combine",
+    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.moe_config",
+    "vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase.is_monolithic",
+    "vllm.model_executor.layers.fused_moe.config:FusedMoEConfig.pcp_size",
+    "vllm.config.parallel:ParallelConfig.pipeline_parallel_size",
+)
+
 
 class RoutingUnsupported(RuntimeError):
     """This configuration would route image tokens wrongly; the message names cause and way out."""

@@ -21,6 +21,38 @@ from torch import nn
 from vision_exp import layout, lazy, routing_support, step
 from vision_exp.routing import mm_topk
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+# Or FusedMoE: a release up to 0.26, which does without.
+REQUIRES = (
+    "vllm.models.deepseek_v4.nvidia.model:fused_topk_bias",
+    "vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router:"
+    "fused_topk_bias(gating_output, input_tokens, indices_type)",
+    "vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router:FusedTopKBiasRouter."
+    "_compute_routing(hidden_states, router_logits, indices_type, input_ids)",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4Model",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.__init__(vllm_config)",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.forward(hidden_states, input_ids)",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.experts",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.gate",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.hash_indices_dtype",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.n_activated_experts",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.n_routed_experts",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.prefix",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.routed_scaling_factor",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.use_mega_moe",
+    "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MTP.embed_input_ids(input_ids)",
+    "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MultiTokenPredictorLayer.forward(input_ids)",
+    "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MultiTokenPredictorLayer.mtp_block",
+    "vllm.models.deepseek_v4.nvidia.mtp:sp_shard | vllm.models.deepseek_v4.nvidia.model:FusedMoE",
+    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.router"
+    " | vllm.model_executor.layers.fused_moe.layer:FusedMoE.router",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.ffn",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.forward(input_ids)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.load_model",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.load_model",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.vllm_config",
+)
+
 BIAS_VL = "e_score_correction_bias_vl"
 
 

@@ -18,6 +18,45 @@ from typing import Any
 
 from vision_exp import lazy
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+# Or FusedMoE: a release up to 0.26, which does without.
+# Or _get_attention_kv_cache_gid: a release up to 0.27, which does without.
+REQUIRES = (
+    "vllm.v1.core.sched.scheduler:Scheduler.__init__",
+    "vllm.v1.core.sched.scheduler:Scheduler._try_schedule_encoder_inputs("
+    "request, num_computed_tokens, num_new_tokens, encoder_compute_budget)",
+    "vllm.v1.core.sched.scheduler:Scheduler._reserve_prefill_lookahead("
+    "request, num_computed_tokens, num_new_tokens)"
+    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_attention_kv_cache_gid",
+    "vllm.v1.core.sched.scheduler:Scheduler.connector",
+    "vllm.v1.core.sched.scheduler:Scheduler.kv_cache_manager",
+    "vllm.v1.core.sched.scheduler:Scheduler.vllm_config",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.coordinator",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks(request)",
+    "vllm.v1.core.kv_cache_coordinator:"
+    "KVCacheCoordinator.find_longest_cache_hit(block_hashes, max_cache_hit_length)",
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:"
+    "KVConnectorBase_V1.get_num_new_matched_tokens(request, num_computed_tokens)",
+    "vllm.config.kv_transfer:KVTransferConfig.kv_load_failure_policy",
+    "vllm.config.scheduler:SchedulerConfig.max_num_scheduled_tokens",
+    "vllm.config.scheduler:SchedulerConfig.max_num_batched_tokens",
+    "vllm.config.scheduler:SchedulerConfig.long_prefill_token_threshold",
+    "vllm.config.speculative:SpeculativeConfig.max_num_new_slots_for_drafting",
+    "vllm.config.speculative:SpeculativeConfig.num_speculative_tokens",
+    "vllm.config.speculative:SpeculativeConfig.use_eagle",
+    "vllm.config.speculative:SpeculativeConfig.use_multi_module_mtp"
+    " | vllm.models.deepseek_v4.nvidia.model:FusedMoE",
+    "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
+    "vllm.v1.engine.input_processor:InputProcessor.vllm_config",
+    "vllm.v1.request:Request.mm_features",
+    "vllm.v1.request:Request.num_tokens",
+    "vllm.v1.request:Request.request_id",
+    "vllm.multimodal.inputs:MultiModalFeatureSpec.mm_position",
+    "vllm.multimodal.inputs:PlaceholderRange.offset",
+    "vllm.multimodal.inputs:PlaceholderRange.length",
+    "vllm.exceptions:VLLMValidationError",
+)
+
 logger = logging.getLogger("vllm.vision_exp")
 
 

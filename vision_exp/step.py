@@ -19,6 +19,38 @@ from typing import Any
 
 from vision_exp import layout, lazy
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(scheduler_output)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.capture_model",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.model_config",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model(scheduler_output)",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner._dummy_run",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.capture_model",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.model_config",
+    "vllm.v1.cudagraph_dispatcher:CUDAGraphMode",
+    "vllm.v1.cudagraph_dispatcher:CudagraphDispatcher.dispatch("
+    "num_tokens, valid_modes, invalid_modes)",
+    "vllm.v1.worker.gpu.cudagraph_utils:CUDAGraphMode",
+    "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.dispatch(num_reqs, num_tokens)",
+    "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor.cg_mode",
+    "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor.num_tokens",
+    "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor.num_reqs",
+    "vllm.v1.core.sched.output:SchedulerOutput.finished_req_ids",
+    "vllm.v1.core.sched.output:SchedulerOutput.scheduled_new_reqs",
+    "vllm.v1.core.sched.output:SchedulerOutput.scheduled_cached_reqs",
+    "vllm.v1.core.sched.output:SchedulerOutput.num_scheduled_tokens",
+    "vllm.v1.core.sched.output:NewRequestData.req_id",
+    "vllm.v1.core.sched.output:NewRequestData.num_computed_tokens",
+    "vllm.v1.core.sched.output:CachedRequestData.req_ids",
+    "vllm.v1.core.sched.output:CachedRequestData.num_computed_tokens",
+    "vllm.v1.core.sched.output:NewRequestData.mm_features",
+    "vllm.multimodal.inputs:MultiModalFeatureSpec.mm_position",
+    "vllm.multimodal.inputs:PlaceholderRange.offset",
+    "vllm.multimodal.inputs:PlaceholderRange.length",
+)
+
 
 @dataclass(frozen=True)
 class ImageSpan:

@@ -21,6 +21,12 @@ import triton.language as tl
 from torch import nn
 from torch.nn import functional as F
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.v1.attention.backends.fa_utils:flash_attn_varlen_func",
+    "vllm.v1.attention.backends.fa_utils:get_flash_attn_version",
+)
+
 NORM_EPS = 1e-6
 
 #: qkv (n, 3, heads, d) and the rows of each picture, to (n, heads * d).

@@ -24,6 +24,13 @@ import torch
 from vision_exp.config import VisionConfig
 from vision_exp.registry import read_config
 
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.model_executor.model_loader.weight_utils:default_weight_loader(param, loaded_weight)",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4Model.layers",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.ffn",
+)
+
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 logger = logging.getLogger("vllm.vision_exp")
