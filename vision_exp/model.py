@@ -18,7 +18,7 @@ from vision_exp import evidence, lazy
 from vision_exp.config import is_vision_exp
 from vision_exp.encoder import encode_images, merge_rows
 from vision_exp.install import activate
-from vision_exp.layout import SENTINEL_FIRST, TokenType
+from vision_exp.layout import SENTINEL_FIRST, TokenType, image_token_mask
 from vision_exp.registry import VisionConfigError, read_config
 from vision_exp.tokens import PLACEHOLDER
 from vision_exp.weights import load_weights
@@ -195,12 +195,12 @@ class VisionExpMixin:
         return merge_rows(embeds, multimodal_embeddings, is_multimodal)
 
     def _put_learned(self, embeds: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+        """Learned vectors at image ids; IMAGE, in the middle, is overwritten by tower rows."""
         vectors = (self.image_start, self.image_pad, self.image_pad, self.image_newline)
         table = torch.stack((*vectors, self.image_end)).to(embeds.dtype)
-        kinds = input_ids - SENTINEL_FIRST
-        learned = (kinds >= TokenType.START) & (kinds <= TokenType.END) & (kinds != TokenType.IMAGE)
-        rows = table.index_select(0, kinds.clamp(TokenType.START, TokenType.END))
-        return torch.where(learned.unsqueeze(-1), rows, embeds)
+        kinds = (input_ids - SENTINEL_FIRST).clamp(TokenType.START, TokenType.END)
+        rows = table.index_select(0, kinds)
+        return torch.where(image_token_mask(input_ids).unsqueeze(-1), rows, embeds)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint in any order; see weights.py for what has which home."""

@@ -61,7 +61,7 @@ def _wrap_registry(module: ModuleType) -> None:
 def _wrap_model_config(module: ModuleType) -> None:
     """Text mode (image limit 0) is no prefix-LM; before 0.27 vLLM does not see that itself."""
     found: Any = module.ModelConfig.is_mm_prefix_lm  # a property up to 0.24, then a cached one
-    stock = found.fget if isinstance(found, property) else found.func
+    stock: Any = found.fget if isinstance(found, property) else found.func
 
     def is_mm_prefix_lm(self: Any) -> bool:
         return stock(self) and not images_off(self)

@@ -1,4 +1,4 @@
-"""An overlay that is gone or changed stops Vision-Exp, by name, and nothing else."""
+"""An overlay that is gone, changed or switched off: what Vision-Exp gets, and that others do not."""
 
 from __future__ import annotations
 
@@ -12,17 +12,29 @@ import vllm_rig
 CHILD = Path(__file__).parent / "children" / "broken_child.py"
 
 
-@pytest.mark.parametrize("damage", ["missing", "edited"])
-def test_a_broken_overlay(damage: str, tmp_path: Path) -> None:
-    release = vllm_rig.RELEASES[-1] if damage == "missing" else vllm_rig.RELEASES[0]
+@pytest.mark.parametrize(
+    ("damage", "release"),
+    [
+        ("missing", vllm_rig.RELEASES[-1]),
+        ("edited", vllm_rig.RELEASES[0]),
+        ("switched off", vllm_rig.RELEASES[2]),
+    ],
+)
+def test_without_a_working_overlay(damage: str, release: str, tmp_path: Path) -> None:
     tree = vllm_rig.patched_tree(release, tmp_path / "patched")
     overlay = tree / "overlay"
     manifest = json.loads((overlay / "vision_exp.manifest.json").read_text())
     if damage == "missing":
         shutil.rmtree(overlay)
-    else:
+    elif damage == "edited":
         path = overlay / "vision_exp" / "tower.py"
         path.write_bytes(path.read_bytes() + b"# one line more\n")
-    done = vllm_rig.run_child(CHILD, tree, manifest["digest"])
+    off = damage == "switched off"
+    done = vllm_rig.run_child(
+        CHILD,
+        tree,
+        "off" if off else manifest["digest"],
+        env={"VISION_EXP_DISABLE": "1"} if off else None,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "as it should be" in done.stdout

@@ -1,6 +1,7 @@
-"""A patched tree whose overlay is not the one it was patched for: broken_child.py DIGEST.
+"""A patched tree without a working overlay: broken_child.py DIGEST, or `off` for switched off.
 
-Other models must not notice; a Vision-Exp config must be refused with the digest and the remedy.
+Other models must not notice. A Vision-Exp config must be refused with the digest of the overlay that
+the tree was patched for and the remedy; switched off, it is what the stock tree makes of it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ if __name__ == "__main__":
     # Imports the whole DeepSeek-V4 package, as every quantised model does.
     equal(get_quantization_config("fp8").__name__, "Fp8Config")
     equal("vllm.models.deepseek_v4.nvidia.model" in sys.modules, True)
-    with raises(RuntimeError, digest, "hotfix.py apply"):
-        DeepseekV4Config(**tiny_config.vision_config())
+    if digest == "off":
+        stock = DeepseekV4Config(**tiny_config.vision_config())
+        equal(stock.rms_norm_eps, 1e-20)
+        equal(hasattr(stock, "is_mm_prefix_lm"), False)
+        equal([name for name in sys.modules if name.startswith("vision_exp")], [])
+    else:
+        with raises(RuntimeError, digest, "hotfix.py apply"):
+            DeepseekV4Config(**tiny_config.vision_config())
     print("as it should be")

@@ -188,6 +188,13 @@ def hashes_cover_size_mode_and_background(rig: Rig) -> None:
     equal(key(white) == key(black), False, "background")
     equal(key(white), key(Image.new("RGB", (40, 40), "white")), "loaded and given")
 
+    # A palette's transparent colour is in no pixel, but decides what is seen.
+    plain, clear = (Image.new("P", (40, 40)) for _ in range(2))
+    for one in (plain, clear):
+        one.putpalette([200, 0, 0] * 256)
+    clear.info["transparency"] = 0
+    equal(key(MediaWithBytes(plain, b"")) == key(MediaWithBytes(clear, b"")), False, "palette")
+
 
 @check
 def hashes_cover_the_vision_config(rig: Rig) -> None:
