@@ -61,7 +61,9 @@ def draw(seen: ImagePatches, config: VisionConfig) -> Image.Image:
     cell = step * config.downsample_ratio
     size = (seen.llm_grid[1] * cell, seen.llm_grid[0] * cell)
     canvas = Image.new("RGB", size)
-    canvas.paste(picture.resize((picture.width * _ZOOM, picture.height * _ZOOM), Image.NEAREST))
+    canvas.paste(
+        picture.resize((picture.width * _ZOOM, picture.height * _ZOOM), Image.Resampling.NEAREST)
+    )
     lines = ImageDraw.Draw(canvas, "RGBA")
     for spacing, colour, width in ((step, _PATCH_LINE, 1), (cell, _TOKEN_LINE, 2)):
         for x in range(0, size[0] + 1, spacing):
