@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
+import inspect
 import json
 import logging
 import os
 import random
+import threading
 from contextlib import contextmanager
 from typing import Any
 
@@ -331,6 +334,42 @@ def check_bad_pictures(server: Server) -> None:
 
         refused(lambda r=render: asyncio.run(r()), "messages[1].content[2]")
         assert server.chat(good)["prompt_token_ids"] == expected, name
+
+
+class Pictures(http.server.BaseHTTPRequestHandler):
+    """A web server with one picture."""
+
+    def do_GET(self) -> None:
+        found = self.path == "/picture.png"
+        self.send_response(200 if found else 404)
+        self.end_headers()
+        if found:
+            self.wfile.write(rig.png(rig.picture(0)))
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def check_http_urls(server: Server) -> None:
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
+    threading.Thread(target=web.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{web.server_port}/picture.png"
+        good = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+        same = [{"role": "user", "content": [part(0)]}]
+        assert server.chat(good)["mm_hashes"] == server.chat(same)["mm_hashes"]
+        gone = [{"role": "user", "content": [text("a"), {"image_url": f"{url}.gone"}]}]
+        for render in (server.renderer.render_chat, server.renderer.render_chat_async):
+
+            def run(render: Any = render) -> Any:
+                done = render([gone], rig.chat_params({}))
+                return asyncio.run(done) if inspect.isawaitable(done) else done
+
+            refused(run, "messages[0].content[1]", "404")
+        assert server.chat(good)["prompt_token_ids"]
+    finally:
+        web.shutdown()
+        web.server_close()
 
 
 def check_reserved_ids_in_prompts(server: Server) -> None:
