@@ -1,4 +1,4 @@
-"""An overlay that is gone, changed or switched off: what Vision-Exp gets, and that others do not."""
+"""An overlay that is gone, changed or switched off: who notices, and who does not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A patched tree without a working overlay: broken_child.py DIGEST, or `off` for switched off.
 
-Other models must not notice. A Vision-Exp config must be refused with the digest of the overlay that
-the tree was patched for and the remedy; switched off, it is what the stock tree makes of it.
+Other models must not notice. A Vision-Exp config must be refused with the digest of the overlay
+that the tree was patched for and the remedy; switched off, it is what stock makes of it.
 """
 
 from __future__ import annotations
