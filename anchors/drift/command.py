@@ -11,7 +11,7 @@ from typing import Any
 
 from anchors.drift import explain, pages, trees
 from anchors.drift.trees import Cache, Tree
-from anchors.drift.verdict import APPLIES, DRIFTED, SUPERSEDED, Finding, Judged, judge
+from anchors.drift.verdict import APPLIES, DRIFTED, RUN_TIME, SUPERSEDED, Finding, Judged, judge
 from anchors.engine import report, requirements
 from anchors.engine.digests import TOOL_ROOT, sha256, tool_digest
 from anchors.engine.errors import DONE, NO, HotfixError, environment
@@ -111,32 +111,42 @@ class _Verdicts:
 
 def _last_good(
     place: int, found: list[Tree], judged: list[Judged], cache: Cache, verdicts: _Verdicts
-) -> dict[str, tuple[Tree, str]]:
-    """Anchor id -> (the last release where it applied, the first release since where not)."""
-    if judged[place].verdict != DRIFTED:
+) -> dict[Finding, tuple[Tree, str]]:
+    """Drifted finding -> (the last release where it applied, the first release since where not)."""
+    drifted = [f for f in judged[place].findings if f.verdict == DRIFTED]
+    if not drifted:
         return {}
-    drifted = {f.id for f in judged[place].findings if f.verdict == DRIFTED}
     if _RELEASE.fullmatch(found[place].label):
         earlier = list(zip(found[:place], judged[:place], strict=True))
     else:
         earlier = [(t, verdicts.of(t)) for t in map(cache.tree, cache.versions())]
-    good: dict[str, tuple[Tree, str]] = {}
-    for anchor in drifted:
+    good: dict[Finding, tuple[Tree, str]] = {}
+    for finding in drifted:
         for tree, one in earlier:
-            state = {f.id: f.verdict for f in one.findings}.get(anchor)
+            state = _state(one, finding)
             if state == APPLIES:
-                good[anchor] = (tree, "")
-            elif state == DRIFTED and anchor in good and not good[anchor][1]:
-                good[anchor] = (good[anchor][0], tree.label)
-    return {id_: (tree, since or found[place].label) for id_, (tree, since) in good.items()}
+                good[finding] = (tree, "")
+            elif state == DRIFTED and finding in good and not good[finding][1]:
+                good[finding] = (good[finding][0], tree.label)
+    return {f: (tree, since or found[place].label) for f, (tree, since) in good.items()}
 
 
-def _entry(tree: Tree, judged: Judged, good: dict[str, tuple[Tree, str]]) -> dict[str, Any]:
+def _state(judged: Judged, finding: Finding) -> str:
+    """The verdict of the same anchor in another tree, of the same requirement for `run-time`."""
+    same = [f for f in judged.findings if f.id == finding.id]
+    states = {f.verdict for f in same if f.id != RUN_TIME or f.expected == finding.expected}
+    if finding.id == RUN_TIME and not states:
+        # Only the requirements that a tree does not meet are listed one by one.
+        states = {APPLIES if f.verdict == DRIFTED else f.verdict for f in same}
+    return states.pop() if states else ""
+
+
+def _entry(tree: Tree, judged: Judged, good: dict[Finding, tuple[Tree, str]]) -> dict[str, Any]:
     findings = []
     for finding in judged.findings:
         entry: dict[str, Any] = asdict(finding)
         if finding.verdict == DRIFTED:
-            last, since = good.get(finding.id, (None, ""))
+            last, since = good.get(finding, (None, ""))
             why = explain.explain(finding, tree, last)
             entry.update(
                 candidates=list(why.candidates),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import re
 from collections import Counter
 from dataclasses import dataclass
 
 from anchors.drift.trees import Tree
 from anchors.drift.verdict import RUN_TIME, Finding
-from anchors.engine import native
+from anchors.engine import native, requirements
 
 _MOST_CANDIDATES = 4
 _MOST_DIFF_LINES = 40
@@ -35,37 +36,42 @@ class _Definition:
 
 
 def explain(finding: Finding, tree: Tree, good: Tree | None) -> Explanation:
-    """Compare `tree` with `good`, the last release where this anchor applied (None: unknown)."""
+    """Compare `tree` with `good`, the last release where this finding applied (None: unknown)."""
+    path, names, folder = finding.file, _NAME.findall(finding.expected), native.PACKAGE
     if finding.id == RUN_TIME:
-        # The requirement's own text names the nearest; its scope is one name.
-        return Explanation((), "")
-    now = tree.read(finding.file)
-    then = good.read(finding.file) if good else None
+        # The first alternative is how the newest releases have it.
+        need = requirements.parse(finding.expected, finding.file).names[0]
+        path = next((file for file in need.files if tree.read(file) is not None), need.files[0])
+        names = [name for name in (need.name, need.owner) if name and not name.startswith("__")]
+        # Old and new module may lie anywhere, but a class's own members only in it.
+        folder = "" if tree.read(path) is None else path.rpartition("/")[0]
+    now = tree.read(path)
+    then = good.read(path) if good else None
     old, new = _definitions(then), _definitions(now)
-    names = _NAME.findall(finding.expected)
     # The fact's own nouns ("class", "import") are no names of the source.
     wanted = [name for name in names if name in {d.name for d in old}] or names
     old_scopes = [d for d in old if d.name in wanted]
     alike = {d.name: _alike(d, then, new, now) for d in old_scopes}
     candidates = [
-        f"{finding.file}:{d.line}: {d.kind} {d.name} (its body is nearly the same)"
+        f"{path}:{d.line}: {d.kind} {d.name} (its body is nearly the same)"
         for name, d in alike.items()
         if d and d.name != name
     ]
-    candidates += _near(finding.file, wanted, new, now)
+    candidates += _near(path, wanted, new, now)
     if not any(d.name in wanted for d in new):
-        candidates += _elsewhere(tree, finding.file, wanted)
+        candidates += _elsewhere(tree, folder, path, wanted)
     diff = ""
     if good and old_scopes:
         scope = min(old_scopes, key=lambda d: d.end - d.line)
-        diff = _diff(finding.file, good.label, _text(then, scope), _text(now, alike[scope.name]))
+        diff = _diff(path, good.label, _text(then, scope), _text(now, alike[scope.name]))
     return Explanation(tuple(dict.fromkeys(candidates))[:_MOST_CANDIDATES], diff)
 
 
+@functools.lru_cache(maxsize=100)
 def _definitions(data: bytes | None) -> list[_Definition]:
     try:
         tree = ast.parse(data or b"")
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     return [
         _Definition(
@@ -94,17 +100,19 @@ def _near(path: str, wanted: list[str], new: list[_Definition], data: bytes | No
     return list(dict.fromkeys(found))
 
 
-def _elsewhere(tree: Tree, path: str, wanted: list[str]) -> list[str]:
-    """Definitions of the wanted names in other files of the model's package."""
+def _elsewhere(tree: Tree, folder: str, path: str, wanted: list[str]) -> list[str]:
+    """Definitions of the wanted names in other files of a folder of the tree."""
     if tree.root is None:
         return []
+    mentions = re.compile(rf"\b(class|def) ({'|'.join(wanted)})\b".encode())
     found = []
-    for file in sorted((tree.root / native.PACKAGE).rglob("*.py")):
+    for file in sorted((tree.root / folder).rglob("*.py")):
         place = file.relative_to(tree.root).as_posix()
-        if place != path:
+        data = None if place == path else tree.read(place)
+        if data and mentions.search(data):
             found += [
                 f"{place}:{d.line}: {d.kind} {d.name}"
-                for d in _definitions(file.read_bytes())
+                for d in _definitions(data)
                 if d.name in wanted
             ]
     return found

@@ -21,6 +21,8 @@ from anchors.engine.requirements import Requirement, files
 FIRST = (0, 22, 0)
 _VERSION = re.compile(r"\d+(\.\d+)+")
 _AT_ONCE = 8
+# What zipfile raises for damaged, encrypted or strangely packed archives.
+_NO_WHEEL = (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,12 @@ class Tree:
     fixed: str = ""
 
     def read(self, path: str) -> bytes | None:
-        """A file's bytes, relative to the package; None where there is none."""
-        try:
-            return (self.root / path).read_bytes() if self.root else None
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
+        """A file's bytes, relative to the package; None where there is none.
+
+        Raises OSError for one that may not be read.
+        """
+        file = self.root / path if self.root else None
+        return file.read_bytes() if file and file.is_file() else None
 
 
 class Cache:
@@ -135,7 +138,7 @@ def _fetch(listed: list[wheels.Wheel], cache: Cache) -> list[Tree]:
         if not place.is_dir():
             try:
                 wheels.fetch(wheel, place, cache.wanted)
-            except (wheels.WheelError, OSError, zipfile.BadZipFile) as error:
+            except (wheels.WheelError, *_NO_WHEEL) as error:
                 return Tree(wheel.version, None, f"{wheel.filename} could not be read: {error}")
             done.append(wheel.version)
             _progress(f"fetched {len(done)} of {len(missing)} releases")
@@ -152,21 +155,27 @@ def _progress(text: str) -> None:
 
 def _from_path(path: Path, scratch: Path, cache: Cache) -> Tree:
     label = str(path)
-    if path.is_dir():
-        return _package(label, path)
-    if not path.is_file():
-        return Tree(label, None, "no such file, folder or version")
+    try:
+        if path.is_dir():
+            return _package(label, path)
+        if not path.is_file():
+            return Tree(label, None, "no such file, folder or version")
+    except OSError as error:
+        return Tree(label, None, f"cannot be read: {error}")
     try:
         with zipfile.ZipFile(path) as archive:
             wheels.unpack(archive, scratch, cache.wanted)
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-        return Tree(label, None, f"not a readable wheel: {error}")
     except wheels.WheelError as error:
         return Tree(label, None, str(error))
+    except _NO_WHEEL as error:
+        return Tree(label, None, f"not a readable wheel: {error}")
     return _package(label, scratch)
 
 
 def _package(label: str, folder: Path, fixed: str = "") -> Tree:
+    odd = folder / native.REGISTRY, folder / "vllm" / native.REGISTRY
+    if any(path.exists() and not path.is_file() for path in odd):
+        return Tree(label, None, f"{native.REGISTRY} is not a file")
     for root in (folder, folder / "vllm"):
         if (root / "__init__.py").is_file() and (root / native.PACKAGE).is_dir():
             return Tree(label, root.resolve(), fixed=fixed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from anchors.drift.trees import Tree
 from anchors.engine import fences, native
@@ -54,9 +55,18 @@ def judge(tree: Tree, anchors: tuple[Anchor, ...], requirements: tuple[Requireme
     """Judge one tree. Never raises for what is in it."""
     if tree.root is None:
         return Judged(tree.label, error=tree.error)
+    try:
+        return _judge(tree, tree.root, anchors, requirements)
+    except OSError as error:
+        return Judged(tree.label, error=f"cannot be read: {error}")
+
+
+def _judge(
+    tree: Tree, root: Path, anchors: tuple[Anchor, ...], requirements: tuple[Requirement, ...]
+) -> Judged:
     paths = dict.fromkeys(anchor.file for anchor in anchors)
     stock = {path: fences.split(tree.read(path) or b"").stock for path in paths}
-    seen = native.judge(str(tree.root), stock)
+    seen = native.judge(str(root), stock)
     if seen and seen.state == SUPERSEDED:
         return Judged(
             tree.label,

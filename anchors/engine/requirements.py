@@ -16,6 +16,7 @@ A leading `?` marks a module that older releases lack: where the module is missi
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -160,16 +161,13 @@ class _Modules:
         if key not in self._parsed:
             data = self._read(paths[0])
             data = self._read(paths[1]) if data is None else data
-            try:
-                self._parsed[key] = None if data is None else ast.parse(data)
-            except (SyntaxError, ValueError):
-                self._parsed[key] = None
+            self._parsed[key] = None if data is None else _parse(data)
         return self._parsed[key]
 
     def _in_class(
         self, owner: ast.ClassDef, module: ast.Module, name: str, seen: set[str]
     ) -> ast.AST | None:
-        node = _bound(owner.body, name) or _on_self(owner, name)
+        node = _bound(owner.body, name) or _on_self(owner).get(name)
         if node is not None:
             return node
         seen.add(owner.name)
@@ -188,6 +186,15 @@ class _Modules:
                     node = self._in_class(found, other, name, seen)
             if node is not None:
                 return node
+        return None
+
+
+@functools.lru_cache(maxsize=100)
+def _parse(data: bytes) -> ast.Module | None:
+    """Most of a tree's modules are the same in the next one that is judged."""
+    try:
+        return ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
@@ -240,17 +247,17 @@ def _bound(body: list[ast.stmt], name: str) -> ast.AST | None:
     return found
 
 
-def _on_self(owner: ast.ClassDef, name: str) -> ast.AST | None:
-    for node in ast.walk(owner):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.ctx, ast.Store)
-            and node.attr == name
-            and isinstance(node.value, ast.Name)
-            and node.value.id == "self"
-        ):
-            return node
-    return None
+@functools.lru_cache(maxsize=200)
+def _on_self(owner: ast.ClassDef) -> dict[str, ast.AST]:
+    """Where the methods of a class set `self.name`, by name."""
+    return {
+        node.attr: node
+        for node in ast.walk(owner)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
 
 
 def _near(module: ast.Module, name: Name) -> str:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import sources
 
 from anchors.drift.trees import Cache
@@ -48,23 +47,20 @@ def run(*arguments: str, cache: Path = CACHE, **environment: str) -> tuple[int, 
     return child.returncode, json.loads(child.stdout)
 
 
-@pytest.fixture
-def edited(tmp_path: Path) -> Callable[..., Path]:
-    """A release's tree with files rewritten: edited(version, {path: function of the text})."""
+Edit = Callable[[str], str]
 
-    def make(version: str, edits: dict[str, Callable[[str], str] | None]) -> Path:
-        folder = tmp_path / "next"
-        shutil.copytree(release(version), folder)
-        for path, edit in edits.items():
-            file = folder / "vllm" / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if edit is None:
-                file.unlink()
-                continue
-            before = file.read_text(encoding="utf-8") if file.exists() else ""
-            after = edit(before)
-            assert after != before, f"the edit of {path} did nothing"
-            file.write_text(after, encoding="utf-8")
-        return folder
 
-    return make
+def edit_tree(folder: Path, version: str, edits: dict[str, Edit | None]) -> Path:
+    """A copy of a release in `folder`; edits: path -> function of its text, None deletes it."""
+    shutil.copytree(release(version), folder)
+    for path, edit in edits.items():
+        file = folder / "vllm" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if edit is None:
+            file.unlink()
+            continue
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        after = edit(before)
+        assert after != before, f"the edit of {path} did nothing"
+        file.write_text(after, encoding="utf-8")
+    return folder

@@ -6,22 +6,23 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from .conftest import run
+from .conftest import edit_tree, run
 
 pytestmark = pytest.mark.xdist_group("drift")
 MODEL = "models/deepseek_v4/nvidia/model.py"
 
 
-@pytest.fixture
-def reports(edited: Callable[..., Path], tmp_path: Path) -> tuple[str, str, Path]:
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
     """(Markdown, HTML, HTML file) of a run with a drifted tree, a good one, a native one, none."""
-    tree = edited("0.29.0", {MODEL: lambda s: s.replace("class DeepseekV4MoE", "class <Renamed>")})
+    tmp_path = tmp_path_factory.mktemp("reports")
+    edits = {MODEL: lambda s: s.replace("class DeepseekV4MoE", "class <Renamed>")}
+    tree = edit_tree(tmp_path / "next", "0.29.0", edits)
     page, text = tmp_path / "r.html", tmp_path / "r.md"
     absent = str(tmp_path / "<absent>")
     run(str(tree), "0.29.0", "0.30.0", absent, "--report", str(page), "--report", str(text))
