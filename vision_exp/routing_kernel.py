@@ -32,8 +32,11 @@ DEFAULT = Launch()
 def _score(x):
     """sqrt(softplus(x)), to a few units in the last place over the whole range."""
     # softplus(x) = max(x, 0) + log1p(exp(-|x|)); log1p(y) / y as a polynomial on [0, 1],
-    # relative error 2e-7, since log(1 + y) itself loses all digits of a small y.
-    y = tl.exp(-tl.abs(x))
+    # relative error 2e-7, since log(1 + y) itself loses all digits of a small y. The root of y is
+    # taken in the exponent: below -87 y itself is flushed to zero, and a row whose experts all lie
+    # there would get no weights.
+    root = tl.exp(-0.5 * tl.abs(x))
+    y = root * root
     p = -0.0031760570127516985
     p = p * y + 0.019542526453733444
     p = p * y - 0.056373611092567444
@@ -44,7 +47,7 @@ def _score(x):
     p = p * y + 0.33329710364341736
     p = p * y - 0.49999892711639404
     p = p * y + 1.0
-    return tl.sqrt(tl.maximum(x, 0.0) + y * p)
+    return tl.where(x > 0.0, tl.sqrt(x + y * p), root * tl.sqrt(p))
 
 
 @triton.jit(do_not_specialize=["rows", "vocab"])
