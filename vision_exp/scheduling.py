@@ -182,6 +182,7 @@ class WholeImages:
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self.lookahead = lookahead(scheduler.vllm_config.speculative_config)
+        self.largest_chunk = largest_chunk(scheduler.vllm_config)
         self.looked_up: tuple[Extent, ...] = ()
 
     def install(self) -> None:
@@ -214,7 +215,19 @@ class WholeImages:
         setattr(owner, name, method)
 
     def _extents(self, request: Any) -> tuple[Extent, ...]:
-        return extents(request.mm_features, self.lookahead) if request.mm_features else ()
+        if not request.mm_features:
+            return ()
+        found = extents(request.mm_features, self.lookahead)
+        kept = tuple(e for e in found if e.stop - e.start <= self.largest_chunk)
+        if len(kept) < len(found):
+            # Intake refuses these. One that came another way must not wait for ever, with all
+            # requests behind it.
+            logger.error(
+                "[vision-exp] request %s has an image that no step can hold: its rows do not see "
+                "all of it",
+                request.request_id,
+            )
+        return kept
 
     def _whole(self, request: Any, kept: Sequence[Extent], computed: int, new: int) -> int:
         if new > 0 and any(extent.holds(computed) for extent in kept):

@@ -153,6 +153,10 @@ def test_the_window_cache_holds_the_rows_an_image_reads(release: dict[str, Any])
     assert release["window_rows"] == {"missing": []}
 
 
+def test_an_image_beyond_every_budget_blocks_nobody(release: dict[str, Any]) -> None:
+    assert release["never_fits"] == {"hang": False, "covered": True}
+
+
 def test_schedulers_of_other_checkpoints_are_untouched(release: dict[str, Any]) -> None:
     assert release["text_untouched"] == {"replaced": []}
 

@@ -343,6 +343,13 @@ def finish_step(scheduler: Any, output: Any) -> None:
     scheduler.update_from_output(output, result)
 
 
+def never_fits() -> dict[str, Any]:
+    """An image beyond every budget that passed by the intake: served, and not waited for."""
+    images = [(10, 380, "a")]
+    seen = prefill(VISION, 500, images, tokens=256)
+    return {"hang": seen["hang"], "covered": seen["covered"]}
+
+
 def text_untouched() -> dict[str, Any]:
     scheduler = build(TEXT, tokens=512, caching=True)
     owners = (scheduler, scheduler.kv_cache_manager, scheduler.kv_cache_manager.coordinator)
@@ -437,6 +444,7 @@ def main() -> None:
         stock_hit,
         connector_hits,
         window_rows,
+        never_fits,
         text_untouched,
         refusal,
         with_draft,
