@@ -12,6 +12,9 @@ import torch
 
 MAX_TOP_K = 8
 
+#: From this many rows on the kernel cuts its work otherwise.
+MANY_ROWS = 4096
+
 
 def mm_topk(
     logits: torch.Tensor,

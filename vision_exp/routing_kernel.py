@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from vision_exp.routing import MANY_ROWS
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -26,6 +28,11 @@ class Launch:
 
 
 DEFAULT = Launch()
+
+
+def plan_for(rows: int) -> Launch:
+    """How to cut `rows` rows: many are faster by two on an H200 (bench/routing.py --variants)."""
+    return Launch(rows=2) if rows >= MANY_ROWS else DEFAULT
 
 
 @triton.jit
@@ -139,9 +146,10 @@ def launch(
     tid2eid: torch.Tensor | None,
     token_ids: torch.Tensor | None,
     ids_dtype: torch.dtype = torch.int32,
-    plan: Launch = DEFAULT,
+    plan: Launch | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Arguments and result of `mm_topk`, whose checks have passed; `plan` cuts the work."""
+    """Arguments and result of `mm_topk`, whose checks have passed; `plan` cuts the work
+    (None: by the number of rows)."""
     rows, experts = logits.shape
     weights = torch.empty((rows, top_k), dtype=torch.float32, device=logits.device)
     ids = torch.empty((rows, top_k), dtype=ids_dtype, device=logits.device)
@@ -149,6 +157,7 @@ def launch(
         return weights, ids
     if logits.stride(1) != 1:
         logits = logits.contiguous()
+    plan = plan or plan_for(rows)
     options = {"num_warps": plan.warps}
     pdl = logits.is_cuda and _programmatic_launch(logits.device.index)
     if pdl:

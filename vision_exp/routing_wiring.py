@@ -8,6 +8,7 @@ under sequence parallelism. Where a layer cannot have the ids of its rows, start
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import weakref
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from vision_exp import layout, lazy, routing_support, step
-from vision_exp.routing import mm_topk
+from vision_exp.routing import MANY_ROWS, mm_topk
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
 # Or FusedMoE: a release up to 0.26, which does without.
@@ -219,12 +220,12 @@ def _route(
 
 
 def warm_up(layers: Iterable[Any]) -> None:
-    """Route one row in a layer of each kind: compiles the kernel before the first request."""
+    """Route in a layer of each kind, few rows and many: compiles before the first request."""
     kinds = {(moe.gate.tid2eid is not None, moe.use_mega_moe): moe for moe in layers}
-    for moe in kinds.values():
+    for moe, rows in itertools.product(kinds.values(), (1, MANY_ROWS)):
         device = getattr(moe.gate, BIAS_VL).device
-        logits = torch.zeros(1, moe.n_routed_experts, device=device)
-        token_ids = torch.zeros(1, dtype=moe.hash_indices_dtype, device=device)
+        logits = torch.zeros(rows, moe.n_routed_experts, device=device)
+        token_ids = torch.zeros(rows, dtype=moe.hash_indices_dtype, device=device)
         _route(moe, logits, token_ids, moe.hash_indices_dtype)
 
 
