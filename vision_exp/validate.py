@@ -4,13 +4,16 @@
 
 For any OpenAI-compatible chat server. Every check says what it compared; what was not checked is
 never called right. On a model that answers no sense (random weights) the checks of content are
-skipped, and said to be. Exit: 0 all passed or skipped, 1 a check failed, 2 bad usage, 3 no server.
+skipped, and said to be. Answers that part by no more than single requests do when they are repeated
+are not judged. Exit: 0 all passed or skipped, 1 a check failed, 2 bad usage, 3 no server.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +23,7 @@ from typing import Any
 from vision_exp import validate_checks as checks
 from vision_exp import validate_pictures as pictures
 from vision_exp.validate_client import Client, Refused, Unreachable
-from vision_exp.validate_judge import FAILED, SKIPPED, Verdict
+from vision_exp.validate_judge import FAILED, NEAR_TIE, SKIPPED, Verdict
 from vision_exp.validate_probe import coordinates
 
 CHECKS: dict[str, Callable[[checks.Lab], Verdict]] = {
@@ -65,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if args.json:
         found = {"schema": 1, "url": args.url, "model": client.model, "trained": lab.trained}
+        found["noise_nats"] = lab.noise if math.isfinite(lab.noise) else None
         args.json.write_text(json.dumps(found | counts | {"checks": results}, indent=1) + "\n")
     return 1 if counts["failed"] else 0
 
@@ -82,7 +86,14 @@ def enter(client: Client) -> checks.Lab:
     print(f"model {client.model} at {client.url}")
     if not trained:
         print(f"It answers no sense ({answers}): checks of content will be skipped.")
-    return checks.Lab(client, trained, salts)
+    lab = checks.Lab(client, trained, salts)
+    noise = checks.own_noise(lab)
+    if noise > NEAR_TIE:
+        print(
+            f"Asked again alone, its answers move by {noise:.2f} nats: it is not reproducible, and "
+            "answers that part by no more than that will not be judged."
+        )
+    return dataclasses.replace(lab, noise=noise)
 
 
 def run(name: str, check: Callable[[checks.Lab], Verdict], lab: checks.Lab) -> dict[str, Any]:

@@ -10,7 +10,15 @@ from typing import Any
 
 from vision_exp import validate_pictures as pictures
 from vision_exp.validate_client import Answer, Client, Refused
-from vision_exp.validate_judge import Verdict, all_same, same, skipped, verdict
+from vision_exp.validate_judge import (
+    Verdict,
+    all_same,
+    both,
+    judge,
+    movement,
+    skipped,
+    verdict,
+)
 
 Content = list[dict[str, Any]]
 NAME_COLOUR = "What colour is the disc? Answer with one word."
@@ -18,11 +26,19 @@ NAME_COLOUR = "What colour is the disc? Answer with one word."
 
 @dataclass(frozen=True)
 class Lab:
-    """The server, and what was found out about it: answers sense, takes ``cache_salt``."""
+    """The server, and what was found out about it: answers sense, takes ``cache_salt``.
+
+    ``noise``: nats by which answers to one request alone move from repeat to repeat.
+    """
 
     client: Client
     trained: bool
     salts: bool
+    noise: float = 0.0
+
+    def same(self, left: Answer, right: Answer) -> tuple[bool | None, str]:
+        """Whether two answers are the same, None within the server's own noise; and in words."""
+        return judge(left, right, self.noise)
 
     def ask(self, content: Content, **options: Any) -> Answer:
         return self.client.ask(content, **options)
@@ -42,13 +58,23 @@ def shows(colour: str, seed: int) -> Content:
     return [picture, pictures.words(NAME_COLOUR)]
 
 
+def own_noise(lab: Lab, requests: int = 3, repeats: int = 4) -> float:
+    """The largest movement between answers to one image request, asked alone and cold."""
+    moved = 0.0
+    for index, colour in enumerate(list(pictures.COLOURS)[:requests]):
+        answers = [lab.cold(shows(colour, 200 + index)) for _ in range(repeats)]
+        found = [movement(a, b) for i, a in enumerate(answers) for b in answers[:i]]
+        moved = max(moved, *found)
+    return moved
+
+
 def concurrent(count: int) -> Callable[[Lab], Verdict]:
     def check(lab: Lab) -> Verdict:
         contents = [shows(c, i + 10 * count) for i, c in enumerate(list(pictures.COLOURS)[:count])]
         together = lab.at_once(contents)
         alone = [lab.cold(content) for content in contents]
         compared = f"{count} image requests at once against each alone"
-        return all_same(list(zip(alone, together, strict=True)), compared)
+        return all_same(list(zip(alone, together, strict=True)), compared, lab.noise)
 
     return check
 
@@ -74,10 +100,10 @@ def same_twice(lab: Lab) -> Verdict:
     first = lab.ask(shared)
     lengths = (first.prompt_tokens, lab.ask(distinct).prompt_tokens)
     again = lab.ask(shared)
-    good, note = same(first, again)
+    good, note = lab.same(first, again)
     compared = "one picture twice in a prompt: prompt length as for two, answer as when repeated"
     detail = f"{lengths[0]} and {lengths[1]} prompt tokens; repeated: {note}"
-    return verdict(good and lengths[0] == lengths[1], compared, detail)
+    return verdict(both(good, lengths[0] == lengths[1]), compared, detail)
 
 
 def offsets(lab: Lab) -> Verdict:
@@ -93,7 +119,7 @@ def offsets(lab: Lab) -> Verdict:
         for c in range(4)
     )
     covered = len({length % 4 for length in plain}) == 4
-    good, note = same(cold, shown[1])
+    good, note = lab.same(cold, shown[1])
     compared = (
         "prompt lengths of one picture after eight texts against the rule of the leading pads; "
         "a warm answer against a cold one"
@@ -104,7 +130,7 @@ def offsets(lab: Lab) -> Verdict:
     colours = [answer.text for answer in shown if "green" not in answer.text.lower()]
     if lab.trained and colours:
         return verdict(False, compared, f"{detail}; green disc called {colours[0]!r}")
-    return verdict(fits and good, compared, detail)
+    return verdict(both(fits, good), compared, detail)
 
 
 def reordered(lab: Lab) -> Verdict:
@@ -113,14 +139,14 @@ def reordered(lab: Lab) -> Verdict:
     first = lab.ask([red, blue, question])
     swapped = lab.ask([blue, red, question])
     again = lab.ask([red, blue, question])
-    good, note = same(first, again)
+    good, note = lab.same(first, again)
     compared = "two pictures, swapped, and back: the answer to the first order, asked twice"
     detail = f"{note}; {first.text!r} and swapped {swapped.text!r}"
     if lab.trained:
         compared += "; the colours' order against the pictures' order"
         order = [a.text.lower().find("red") < a.text.lower().find("blue") for a in (first, swapped)]
-        both = all(c in a.text.lower() for a in (first, swapped) for c in ("red", "blue"))
-        good = good and both and order == [True, False]
+        named = all(c in a.text.lower() for a in (first, swapped) for c in ("red", "blue"))
+        good = both(good, named and order == [True, False])
     return verdict(good, compared, detail)
 
 
@@ -132,7 +158,7 @@ def prefix_fork(lab: Lab) -> Verdict:
     forks = [[*start, pictures.words(q)] for q in (NAME_COLOUR, "What is the shape? One word.")]
     cold = [lab.cold(fork) for fork in forks]
     warm = [lab.ask(forks[index]) for index in (0, 1, 0, 1)]
-    return all_same(list(zip([*cold, *cold], warm, strict=True)), compared)
+    return all_same(list(zip([*cold, *cold], warm, strict=True)), compared, lab.noise)
 
 
 def cancelled(lab: Lab) -> Verdict:
@@ -142,7 +168,7 @@ def cancelled(lab: Lab) -> Verdict:
         read = lab.client.cancel(shows("white", seed))
         if not read:
             return verdict(False, "a streamed answer", "ended before its first piece")
-    good, note = same(before, lab.ask(content))
+    good, note = lab.same(before, lab.ask(content))
     return verdict(good, "an answer before and after two requests hung up on", note)
 
 
@@ -160,10 +186,10 @@ def bad_then_good(lab: Lab) -> Verdict:
             statuses[name] = 200
         except Refused as error:
             statuses[name] = error.status
-    good, note = same(before, lab.ask(content))
+    good, note = lab.same(before, lab.ask(content))
     refused = all(400 <= status < 500 for status in statuses.values())
     compared = "the status of two bad images against 4xx; a good answer before and after"
-    return verdict(good and refused, compared, f"{statuses}; {note}")
+    return verdict(both(good, refused), compared, f"{statuses}; {note}")
 
 
 def _cut_short() -> bytes:

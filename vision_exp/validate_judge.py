@@ -1,7 +1,11 @@
-"""What the validator concludes, and when two answers count as the same."""
+"""What the validator concludes, and when two answers count as the same.
+
+A flag is True, False, or None: what the server's own noise does not let anybody judge.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from vision_exp.validate_client import Answer
@@ -22,8 +26,14 @@ class Verdict:
     detail: str
 
 
-def verdict(good: bool, compared: str, detail: str) -> Verdict:
-    return Verdict(PASSED if good else FAILED, compared, detail)
+def verdict(good: bool | None, compared: str, detail: str) -> Verdict:
+    """None becomes skipped: it was compared, and nothing could be concluded."""
+    return Verdict({True: PASSED, False: FAILED, None: SKIPPED}[good], compared, detail)
+
+
+def both(*flags: bool | None) -> bool | None:
+    """False if one is False, else None if one is None."""
+    return False if False in flags else None if None in flags else True
 
 
 def skipped(compared: str, why: str) -> Verdict:
@@ -46,13 +56,49 @@ def same(left: Answer, right: Answer) -> tuple[bool, str]:
     return False, f"{left.text!r} is not {right.text!r}"
 
 
-def all_same(pairs: list[tuple[Answer, Answer]], compared: str) -> Verdict:
-    """Every pair the same; the detail counts equal texts and tells of the others."""
-    found = [same(left, right) for left, right in pairs]
+def judge(left: Answer, right: Answer, noise: float) -> tuple[bool | None, str]:
+    """`same`, but None where they part by no more than the server's own noise (nats).
+
+    ``noise`` is what `movement` measures on repeats of single requests.
+    """
+    good, words = same(left, right)
+    if good:
+        return True, words
+    if movement(left, right) <= noise:
+        return None, f"{words}, not judged: repeated alone, answers move by {noise:.2f}"
+    return False, words
+
+
+def movement(left: Answer, right: Answer) -> float:
+    """How far the difference of two tokens' log-probabilities moved, up to where answers part.
+
+    0 for answers that agree in everything; infinite for other texts that cannot be compared.
+    """
+    moved = 0.0
+    for mine, other in zip(left.tokens, right.tokens, strict=False):
+        change = [mine[token] - other[token] for token in mine if token in other]
+        first, second = next(iter(mine)), next(iter(other))
+        if first != second and not (second in mine and first in other):
+            return math.inf
+        moved = max(moved, max(change) - min(change))
+        if first != second:
+            return moved
+    return moved if left.text == right.text else math.inf
+
+
+def all_same(pairs: list[tuple[Answer, Answer]], compared: str, noise: float = 0.0) -> Verdict:
+    """Every pair the same; the detail counts equal texts and tells of the others.
+
+    Pairs within the server's own noise are not judged, and the verdict says how many were.
+    """
+    found = [judge(left, right, noise) for left, right in pairs]
     equal = sum(note == "equal text" for _, note in found)
     others = [note for _, note in found if note != "equal text"]
     detail = "; ".join([f"{equal} of {len(pairs)} texts equal", *others[:3]])
-    return verdict(all(good for good, _ in found), compared, detail)
+    judged = [good for good, _ in found if good is not None]
+    if len(judged) < len(pairs):
+        compared += f" ({len(judged)} of {len(pairs)} could be judged)"
+    return verdict(all(judged) if judged else None, compared, detail)
 
 
 def slope(true: list[float], told: list[float]) -> float:

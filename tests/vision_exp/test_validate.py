@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -91,6 +92,46 @@ def test_near_ties_count_as_the_same_and_others_do_not() -> None:
     assert not validate_judge.same(left, wide)[0]
     assert not validate_judge.same(left, alien)[0]
     assert not validate_judge.same(left, _answer("ac"))[0]
+
+
+def test_what_a_server_does_to_itself_is_not_judged() -> None:
+    left = _answer("a", {"a": -0.5, "b": -1.5})
+    right = _answer("b", {"b": -0.4, "a": -1.6})
+    alien = _answer("z", {"z": -0.1})
+    assert validate_judge.movement(left, left) == 0
+    assert validate_judge.movement(left, right) == pytest.approx(2.2)
+    assert validate_judge.movement(left, alien) == float("inf")
+    assert validate_judge.judge(left, right, 2.1)[0] is False
+    assert validate_judge.judge(left, right, 2.3)[0] is None
+    assert validate_judge.judge(left, alien, 100.0)[0] is False
+    every = validate_judge.all_same([(left, right)] * 2, "x", 2.3)
+    assert every.state == "skipped" and "0 of 2 could be judged" in every.compared
+    some = validate_judge.all_same([(left, right), (left, left)], "x", 2.3)
+    assert some.state == "passed" and "1 of 2 could be judged" in some.compared
+    one_wrong = validate_judge.all_same([(left, right), (left, alien)], "x", 2.3)
+    assert one_wrong.state == "failed"
+    assert validate_judge.both(None, False) is False
+    assert validate_judge.both(None, True) is None
+
+
+def test_noise_of_a_server_is_measured_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "two concurrent image requests"
+    turns = itertools.count()
+
+    def varying(self: Client, content: list, **options: object) -> Answer:
+        first, second = ("a", "b") if next(turns) % 2 else ("b", "a")
+        return _answer(first, {first: -0.1, second: -2.5})
+
+    monkeypatch.setattr(Client, "ask", varying)
+    monkeypatch.setattr(validate, "CHECKS", {name: validate.CHECKS[name]})
+    with fake_server.serving() as url:
+        code, states, found = _states(url, tmp_path)
+    assert "it is not reproducible" in capsys.readouterr().out
+    assert found["noise_nats"] == pytest.approx(4.8)
+    assert code == 0 and states[name] in ("passed", "skipped")
+    assert "could be judged" in found["checks"][0]["compared"] or states[name] == "passed"
 
 
 def test_slope() -> None:
