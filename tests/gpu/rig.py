@@ -22,6 +22,8 @@ PLACEHOLDER_ID = 129264
 BYTE_IDS = (3, 259)
 #: Greedy runs of other kernels may part where two tokens were this close, in nats.
 NEAR_TIE = 0.3
+#: Tokens of a step that count when the noise of repeats is measured, the most likely ones.
+LIKELY = 5
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,35 @@ class Answer:
             if not gaps:
                 return False, f"{words}, not among each other's alternatives"
             return max(gaps) <= NEAR_TIE, f"{words}, {max(gaps):.3f} nats apart"
+        return True, "equal tokens"
+
+    def movement(self, other: Answer) -> float:
+        """Largest change, in nats, of the difference between two likely tokens, same prefix before.
+
+        Where two runs part, the difference of the two tokens changed by this much or more. So
+        repeats of one request tell which partings their own noise explains.
+        """
+        moved = 0.0
+        for index, (mine, theirs) in enumerate(zip(self.choices, other.choices, strict=True)):
+            likely = sorted(mine, key=mine.__getitem__)[-LIKELY:]
+            change = [mine[token] - theirs[token] for token in likely if token in theirs]
+            if change:
+                moved = max(moved, max(change) - min(change))
+            if self.tokens[index] != other.tokens[index]:
+                break
+        return moved
+
+    def explained(self, other: Answer, noise: float) -> tuple[bool, str]:
+        """Whether the tokens are equal, or part by no more than ``noise`` nats of movement."""
+        for index, (mine, theirs) in enumerate(zip(self.tokens, other.tokens, strict=True)):
+            if mine == theirs:
+                continue
+            rows = (self.choices[index], other.choices[index])
+            words = f"token {index} is {mine} or {theirs}"
+            if not all(token in row for row in rows for token in (mine, theirs)):
+                return False, f"{words}, not among each other's alternatives"
+            moved = (rows[0][mine] - rows[0][theirs]) - (rows[1][mine] - rows[1][theirs])
+            return moved <= noise, f"{words}, their difference moved {moved:.3f} nats"
         return True, "equal tokens"
 
     def distance(self, other: Answer) -> float:
