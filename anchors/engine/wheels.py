@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 
 JSON_INDEX = "application/vnd.pypi.simple.v1+json"
 TIMEOUT_S = 120
+LARGEST = 32 << 20  # bytes of one member; real ones have less than one MiB
 
 # pip's own reading of its files, environment and defaults, printed as one JSON object.
 _PIP_OPTIONS = """
@@ -272,6 +273,8 @@ def unpack(archive: zipfile.ZipFile, tree: Path, wanted: Callable[[str], bool]) 
             continue
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise WheelError(f"A member of the wheel points outside it: {name}")
+        if archive.getinfo(name).file_size > LARGEST:
+            raise WheelError(f"A member of the wheel is too large to be a source file: {name}")
         target = tree / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with archive.open(name) as source, target.open("wb") as sink:
