@@ -57,12 +57,8 @@ def _vision_exp_hook(namespace, site, guarded, root, overlay, plan):
         @functools.wraps(stock)
         def checked(self, *args, **kwargs):
             config = kwargs.get("vllm_config")
-            layers = (
-                kwargs.get("vision_n_layers")
-                if config is None
-                else getattr(config.model_config.hf_config, "vision_n_layers", 0)
-            )
-            if layers:
+            known = kwargs if config is None else vars(config.model_config.hf_config)
+            if known.get("vision_n_layers") and not known.get("vision_config"):
                 raise RuntimeError(message)
             stock(self, *args, **kwargs)
 

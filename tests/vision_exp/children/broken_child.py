@@ -30,4 +30,7 @@ if __name__ == "__main__":
     else:
         with raises(RuntimeError, digest, "hotfix.py apply"):
             DeepseekV4Config(**tiny_config.vision_config())
+        # DeepSeek-V4.1 nests its own vision config and is none of ours.
+        later = DeepseekV4Config(**tiny_config.vision_config(), vision_config={"depth": 2})
+        equal(later.vision_config, {"depth": 2})
     print("as it should be")
