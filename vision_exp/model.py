@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vision_exp import evidence, lazy
+from vision_exp import evidence, lazy, ranks
 from vision_exp.config import is_vision_exp
 from vision_exp.encoder import encode_images, merge_rows
 from vision_exp.install import activate
@@ -82,6 +82,7 @@ def _init(original: Any, self: Any, *, vllm_config: Any, prefix: str = "") -> No
         original(self, vllm_config=vllm_config, prefix=prefix)
         return
     activate()
+    ranks.check()
     text_class: Any = type(self)
     object.__setattr__(self, "__class__", vision_class(text_class))
     original(self, vllm_config=vllm_config, prefix=prefix)
