@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 LABEL = "drift"
+LONGEST = 60_000  # characters; GitHub takes 65536
 
 
 def main(argv: list[str]) -> int:
@@ -42,7 +43,16 @@ def findings(result: dict[str, Any]) -> dict[str, str]:
                 continue
             title = f"{finding['id']} does not fit vLLM {entry['tree']}"
             bodies.setdefault(title, []).append(_section(finding))
-    return {title: "\n\n".join(parts) for title, parts in bodies.items()}
+    return {title: _body(parts) for title, parts in bodies.items()}
+
+
+def _body(parts: list[str]) -> str:
+    """Sections joined, as many as an issue's description can hold."""
+    kept = list(parts)
+    while len("\n\n".join(kept)) > LONGEST and len(kept) > 1:
+        kept.pop()
+    rest = len(parts) - len(kept)
+    return "\n\n".join([*kept, *([f"And {rest} more, in the run's report."] if rest else [])])
 
 
 def _section(finding: dict[str, Any]) -> str:

@@ -4,13 +4,14 @@ Each overlay module states it beside the code that uses it, as a literal:
 
     REQUIRES = (
         "vllm.v1.core.sched.scheduler:Scheduler._try_schedule_encoder_inputs(request, start)",
-        "vllm.x:old_name | vllm.y:new_name",
+        "vllm.y:new_name | vllm.x:old_name",
     )
 
 `module:name` demands that the module binds the name, `module:Class.name` that the class does (in
 its body, as `self.name` in a method, or in a base class that can be followed), and names in
-parentheses are parameters that the function must accept. Alternatives are parted by ` | `.
-A leading `?` marks a module that older releases lack: where the module is missing, it is fine.
+parentheses are parameters that the function must accept. Alternatives are parted by ` | `,
+the newest first. A base class can be followed into modules that some entry names. A leading
+`?` marks a module that older releases lack: where the module is missing, it is fine.
 """
 
 from __future__ import annotations

@@ -121,3 +121,12 @@ def test_one_issue_per_anchor_and_release_updated_only_when_it_changed(tmp_path:
     trees[1] = drifted("0.41.0", "model-hook", "two")
     changed = call(tmp_path, trees, known)
     assert [c[:3] for c in changed[2:]] == [["issue", "edit", "8"], ["issue", "comment", "8"]]
+
+
+def test_a_long_report_fits_an_issue(tmp_path: Path) -> None:
+    tree = drifted("0.40.0", "run-time", "x" * 20_000)
+    tree["findings"] *= 5
+    (create,) = [c for c in call(tmp_path, [tree], []) if c[:2] == ["issue", "create"]]
+    body = create[create.index("--body") + 1]
+    assert len(body) < 65536
+    assert body.endswith("And 3 more, in the run's report.")

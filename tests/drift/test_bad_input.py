@@ -1,0 +1,156 @@
+"""Odd wheels, trees and indexes get a line of their own; none takes the run with it."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import threading
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from .conftest import release, run
+from .test_matrix import EXPECTED, whole_wheel, words
+
+pytestmark = pytest.mark.xdist_group("drift")
+MODEL = "models/deepseek_v4/nvidia/model.py"
+RUNNER = "v1/worker/gpu_model_runner.py"
+REGISTRY = "model_executor/models/registry.py"
+
+
+def flagged(content: bytes, flag: int = 0, method: int | None = None) -> bytes:
+    """A wheel whose members claim to be encrypted, or packed in another way."""
+    out = bytearray(content)
+    for start, offset in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        place = content.find(start)
+        while place >= 0:
+            out[place + offset] |= flag
+            if method is not None:
+                out[place + offset + 2] = method
+            place = content.find(start, place + 1)
+    return bytes(out)
+
+
+def test_odd_wheels(tmp_path: Path) -> None:
+    good = whole_wheel(tmp_path, "0.29.0")
+    made = {
+        "encrypted": flagged(good.read_bytes(), flag=1),
+        "method": flagged(good.read_bytes(), method=99),
+        "nothing": b"PK\5\6" + bytes(18),
+    }
+    extra = {
+        "file-and-folder": {f"vllm/{MODEL}/x.py": b""},
+        "outside": {"vllm/models/deepseek_v4/../../../evil.py": b""},
+        "bomb": {"vllm/models/deepseek_v4/bomb.py": bytes(40 << 20)},
+    }
+    for name, members in extra.items():
+        path = tmp_path / f"{name}.whl"
+        shutil.copyfile(good, path)
+        with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+            for member, data in members.items():
+                archive.writestr(member, data)
+    for name, content in made.items():
+        (tmp_path / f"{name}.whl").write_bytes(content)
+    asked = {
+        "encrypted": "is encrypted",
+        "method": "compression method is not supported",
+        "nothing": "no vLLM package in it",
+        "file-and-folder": "not a readable wheel",
+        "outside": "points outside it",
+        "bomb": "too large to be a source file",
+    }
+    code, result = run(*(str(tmp_path / f"{name}.whl") for name in asked), str(good))
+    assert code == 1
+    *odd, last = result["trees"]
+    for entry, reason in zip(odd, asked.values(), strict=True):
+        assert reason in entry["error"]
+    assert last["verdict"] == "applies"
+
+
+def test_odd_trees(tmp_path: Path) -> None:
+    folders = {}
+    for name in ("folder", "loop", "pipe", "registry", "unary", "brackets"):
+        folders[name] = tmp_path / name
+        shutil.copytree(release("0.29.0"), folders[name])
+    model = {name: folder / "vllm" / MODEL for name, folder in folders.items()}
+    for name in ("folder", "loop", "pipe"):
+        model[name].unlink()
+    model["folder"].mkdir()
+    model["loop"].symlink_to("model.py")
+    (model["loop"].parent / "inner").symlink_to(".")
+    os.mkfifo(model["pipe"])
+    runner = folders["pipe"] / "vllm" / RUNNER
+    runner.unlink()
+    os.mkfifo(runner)
+    registry = folders["registry"] / "vllm" / REGISTRY
+    registry.unlink()
+    os.mkfifo(registry)
+    model["unary"].write_text("x = " + "-" * 200_000 + "1\n")
+    model["brackets"].write_text("x = " + "(" * 50_000 + ")" * 50_000 + "\n")
+    (tmp_path / "circle").symlink_to("circle")
+    said = {
+        "folder": "no such file",
+        "loop": "no such file",
+        "pipe": "no such file",
+        "registry": "is not a file",
+        "unary": "nested too deeply",
+        "brackets": "nested too deeply",
+        "circle": "no such file, folder or version",
+    }
+    code, result = run(*(str(tmp_path / name) for name in said), "x" * 5000)
+    assert code == 1
+    *odd, long = result["trees"]
+    assert "cannot be read" in long["error"]
+    for entry, reason in zip(odd, said.values(), strict=True):
+        hook = [f["found"] for f in entry["findings"] if f["id"] == "model-hook"]
+        assert reason in "".join([entry["error"], *hook])
+
+
+def test_folders_that_may_not_be_read(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(release("0.29.0"), tree)
+    closed = tree / "vllm" / "v1" / "worker"
+    closed.chmod(0)
+    try:
+        if os.access(closed, os.R_OK):
+            pytest.skip("NOT RUN: this user may read everything")
+        code, result = run(str(tree))
+    finally:
+        closed.chmod(0o755)
+    assert code == 1
+    assert "cannot be read" in result["trees"][0]["error"]
+
+
+class WholeFiles(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder without ranges, as the simplest index does."""
+
+    asked: list[str] = []
+
+    def log_message(self, format: str, *args: object) -> None:
+        self.asked.append(self.path)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "index" / "vllm").mkdir(parents=True)
+    whole_wheel(tmp_path / "index" / "vllm", "0.29.0")
+    handler = partial(WholeFiles, directory=str(tmp_path / "index"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_index_without_ranges_gives_the_whole_wheel(index: str, tmp_path: Path) -> None:
+    code, result = run(
+        cache=tmp_path / "cache", PIP_INDEX_URL=index, PIP_EXTRA_INDEX_URL="", PIP_NO_CACHE_DIR="1"
+    )
+    assert code == 0
+    assert words(result) == {"0.29.0": EXPECTED["0.29.0"]}
+    assert [path for path in WholeFiles.asked if path.endswith(".whl")]
