@@ -1,118 +1,295 @@
-"""Tensor parallelism over two GPUs: the answers of one GPU, half the tower per rank, a soak.
+"""Tensor parallelism over two GPUs, against one GPU.
 
-    checks_two.py MODEL REPORT.json LOGDIR
+    checks_two.py run MODE MODEL OUT.pt             MODE: one | sharded | data | drafting
+    checks_two.py compare REPORT.json FOLDER LOGS   of FOLDER/two-MODE.pt and LOGS/two-MODE.log
+    checks_two.py soak MODEL REPORT.json LOG        eight clients of a server, for a minute
+    checks_two.py differ MODEL REPORT.json LOGS OTHER_TREE OTHER_OVERLAY
+        two nodes of one model, the second from a tree with another overlay: must stop
 
-Serves the checkpoint on one GPU, then on two with the tower sharded, with the tower in data mode,
-and sharded with drafting on. Answers may part from the one-GPU answers at near ties only.
+Every mode answers the same requests several times. One GPU's repeats give the noise that the others
+are judged by; rows of the tower are compared directly, to BF16 accuracy.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from gpu.capture import row_error
 from gpu.checks_draft import TRIED
-from gpu.checks_server import URL, data_url, healthy, message, server
-from gpu.rig import SQUARE, WIDE, Report
+from gpu.checks_server import SERVE, URL, data_url, healthy, message, server
+from gpu.rig import SQUARE, WIDE, Answer, Ask, Report, _answer, picture, text_ids, with_images
 
-from vision_exp.validate_client import Answer, Client
-from vision_exp.validate_judge import same
+from vision_exp.validate_client import Client
 
-SOAK_SECONDS, CLIENTS = 180, 8
-TWO = ("--tensor-parallel-size", "2")
-MODES: dict[str, tuple[str, ...]] = {
-    "one GPU": (),
-    "two, sharded tower": TWO,
-    "two, tower in data mode": (*TWO, "--mm-encoder-tp-mode", "data"),
+#: A minute shows errors and leaks of requests; longer runs are for a machine with more time.
+SOAK_SECONDS, CLIENTS = 60, 8
+REPEATS = 6
+MODES: dict[str, dict[str, Any]] = {
+    "one": {},
+    "sharded": {"tensor_parallel_size": 2},
+    "data": {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"},
+    "drafting": {"tensor_parallel_size": 2},
 }
+#: Relative distance of the tower's rows: sums over two ranks round once more in BF16 per layer.
+ROW_LIMIT = 3e-2
+STOP_SECONDS = 90
 
 
-def main(model: str, report_path: str, logs: str) -> int:
-    report = Report(Path(report_path))
-    answers: dict[str, list[Answer]] = {}
-    weights: dict[str, list[float]] = {}
-    for mode, options in MODES.items():
-        log = Path(logs) / f"two-{mode.replace(' ', '-').replace(',', '')}.log"
-        with server(model, log, *options) as process:
-            if process.poll() is not None or not healthy():
-                report.add(f"{mode}: serves", False, log.read_text(errors="replace")[-600:])
-                continue
-            answers[mode] = [ask(parts) for parts in requests()]
-            if mode == "two, sharded tower":
-                report.run("eight clients for three minutes", soak)
-        words = log.read_text(errors="replace")
-        weights[mode] = [float(size) for size in re.findall(r"loading took ([\d.]+) GiB", words)]
-        report.run(f"{mode}: one overlay in all processes", lambda w=words: digests(w))
-    for mode in list(MODES)[1:]:
-        report.run(f"{mode}: answers of one GPU", lambda m=mode: compare(answers, m))
-    report.add("GiB of weights per rank", None, json.dumps(weights))
-    report.run("two, sharded, drafting", lambda: drafting(model, Path(logs), answers))
+def asks() -> dict[str, Ask]:
+    square, wide = picture(*SQUARE, seed=1), picture(*WIDE, seed=2)
+    return {
+        "text of 60": Ask(text_ids(60, 3)),
+        "square image": with_images(60, [square], 40, 4),
+        "wide and square image": with_images(61, [wide, square], 62, 5),
+    }
+
+
+def start(model: str, mode: str) -> Any:
+    from vllm import LLM
+
+    common: dict[str, Any] = {
+        "kv_cache_dtype": "fp8",
+        "block_size": 256,
+        "max_model_len": 4096,
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 16,
+        "gpu_memory_utilization": 0.12,
+        "kv_cache_memory_bytes": 2 << 30,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "kernel_config": {"enable_flashinfer_autotune": False, "enable_cutedsl_warmup": False},
+        "seed": 0,
+    }
+    if mode != "drafting":
+        return LLM(model=model, **common, **MODES[mode])
+    for k in TRIED:
+        speculation = {"method": "dspark", "num_speculative_tokens": k}
+        try:
+            return LLM(model=model, **common, **MODES[mode], speculative_config=speculation)
+        except ValueError as error:
+            if "num_speculative_tokens" not in str(error):
+                raise
+            print(f"k={k} refused: {error}", flush=True)
+    raise ValueError(f"no number of drafted tokens of {TRIED} is taken")
+
+
+def record(worker: Any) -> dict[str, Any]:
+    """On a rank: keeps the tower's rows from now on. What it holds of the tower, and its digest."""
+    runner = getattr(worker, "worker", worker).model_runner
+    model = runner.get_model()
+    plain = model.embed_multimodal
+    kept: list[Any] = []
+
+    def recorded(**kwargs: Any) -> Any:
+        rows = plain(**kwargs)
+        kept.extend(each.detach().float().cpu() for each in rows)
+        return rows
+
+    object.__setattr__(model, "embed_multimodal", recorded)
+    object.__setattr__(model, "_kept_rows", kept)
+    tower = [p for n, p in model.named_parameters() if n.startswith(("vision.", "aligner."))]
+    installed = sys.modules["vision_exp.install"].installed
+    size = sum(p.numel() * p.element_size() for p in tower)
+    return {"bytes": size, "overlay": installed.overlay, "plan": installed.plan}
+
+
+def rows_of(worker: Any) -> list[Any]:
+    """On a rank: the rows kept since `record`, as arrays."""
+    runner = getattr(worker, "worker", worker).model_runner
+    return [rows.numpy() for rows in runner.get_model()._kept_rows]
+
+
+def run(mode: str, model: str, out: str) -> int:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    import vllm.model_executor.warmup.kernel_warmup as warmup
+    from vllm import SamplingParams
+
+    warmup._warmup_ll_bf16_router_gemm = lambda: None
+    llm = start(model, mode)
+    ranks = llm.collective_rpc(record)
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=20, ignore_eos=True)
+    answers: dict[str, list[Answer]] = {name: [] for name in asks()}
+    for _ in range(REPEATS):
+        for name, ask in asks().items():
+            answers[name].append(_answer(llm.generate([ask.prompt()], params, use_tqdm=False)[0]))
+    rows = [[torch.from_numpy(each) for each in rank] for rank in llm.collective_rpc(rows_of)]
+    torch.save({"ranks": ranks, "answers": answers, "rows": rows}, out)
+    print(f"{mode}: {ranks}, {[len(each) for each in rows]} pictures", flush=True)
     return 0
 
 
-def requests() -> list[tuple[str, ...]]:
-    square, wide = data_url(*SQUARE, seed=1), data_url(*WIDE, seed=2)
-    return [
-        ("Hello there.",),
-        ("See", square, "and say."),
-        (wide, "What?"),
-        (square, wide, "Both?"),
+def compare(report_path: str, folder: str, logs: str) -> int:
+    report = Report(Path(report_path))
+    found: dict[str, Any] = {}
+    for mode in MODES:
+        path = Path(folder) / f"two-{mode}.pt"
+        if path.exists():
+            found[mode] = torch.load(path, weights_only=False)
+        else:
+            report.add(f"{mode}: ran", False, "no result")
+    if "one" not in found:
+        return 1
+    for mode in [m for m in found if m != "one"]:
+        one, other = found["one"], found[mode]
+        log = Path(logs) / f"two-{mode}.log"
+        report.run(f"{mode}: answers of one GPU", lambda a=one, b=other: same_answers(a, b))
+        report.run(f"{mode}: rows of one GPU's tower", lambda a=one, b=other: same_rows(a, b))
+        share = 1.0 if mode == "data" else 0.5
+        report.run(f"{mode}: tower per rank", lambda a=one, b=other, s=share: memory(a, b, s))
+        report.run(f"{mode}: one digest", lambda b=other, p=log: digests(b, p))
+    return 0
+
+
+def same_answers(one: dict[str, Any], other: dict[str, Any]) -> tuple[bool, str]:
+    """Tokens seen on one GPU, or parting within what one GPU's repeats move by."""
+    groups = one["answers"]
+    noise = max(a.movement(b) for group in groups.values() for a in group for b in group)
+    words, good = [f"one GPU's repeats move by up to {noise:.3f} nats"], True
+    for name, group in groups.items():
+        answers = other["answers"][name]
+        first = min(a.distance(b) for a in group for b in answers)
+        verdicts = [max(b.explained(a, noise) for a in group) for b in answers]
+        good = good and all(ok for ok, _ in verdicts) and first <= noise
+        worst = min(verdicts)[1]
+        words.append(f"{name}: {worst}, first token's log-probabilities {first:.3f} apart")
+    return good, "; ".join(words)
+
+
+def same_rows(one: dict[str, Any], other: dict[str, Any]) -> tuple[bool, str]:
+    reference = one["rows"][0]
+    count = min(len(reference), *(len(rank) for rank in other["rows"]))
+    if count == 0:
+        return False, "the tower's rows were not recorded"
+    # Encoded pictures are cached, so each appears once, in the order of the requests.
+    errors = [
+        float(row_error(rank[index], reference[index]).max())
+        for rank in other["rows"]
+        for index in range(count)
     ]
+    equal = all(
+        torch.equal(rank[index], other["rows"][0][index])
+        for rank in other["rows"]
+        for index in range(count)
+    )
+    detail = f"{count} pictures, rows at most {max(errors):.4f} apart, ranks alike: {equal}"
+    return max(errors) <= ROW_LIMIT and equal, detail
 
 
-def ask(parts: tuple[str, ...]) -> Answer:
-    return Client(URL, "tiny").ask(message(*parts)[0]["content"], max_tokens=8)
+def memory(one: dict[str, Any], other: dict[str, Any], share: float) -> tuple[bool, str]:
+    whole = one["ranks"][0]["bytes"]
+    held = [rank["bytes"] for rank in other["ranks"]]
+    detail = f"{[round(size / 2**20) for size in held]} MiB per rank, {whole / 2**20:.0f} on one"
+    # Norms and biases are on both ranks: a thousandth of the tower.
+    return all(abs(size / whole - share) < 0.01 for size in held), detail
 
 
-def compare(answers: dict[str, list[Answer]], mode: str) -> tuple[bool, str]:
-    found = [same(a, b) for a, b in zip(answers["one GPU"], answers[mode], strict=True)]
-    return all(good for good, _ in found), "; ".join(words for _, words in found)
+def digests(other: dict[str, Any], log: Path) -> tuple[bool, str]:
+    words = log.read_text(errors="replace")
+    lines = dict(
+        re.findall(r"\[vision-exp\] active pid=(\d+) role=\S*/model.*overlay=(\w+)", words)
+    )
+    ranks = {(rank["overlay"][:8], rank["plan"][:8]) for rank in other["ranks"]}
+    logged = set(lines.values())
+    detail = f"ranks hold {sorted(ranks)}, {len(lines)} processes logged {sorted(logged)}"
+    return len(ranks) == 1 and len(lines) == 2 and logged == {next(iter(ranks))[0]}, detail
 
 
-def digests(words: str) -> tuple[bool, str]:
-    lines = re.findall(r"\[vision-exp\] active pid=(\d+).*overlay=(\w+)", words)
-    overlays = {overlay for _, overlay in lines}
-    return len(overlays) == 1 and bool(lines), f"{len(dict(lines))} processes, overlays {overlays}"
+def soak(model: str, report_path: str, log: str) -> int:
+    report = Report(Path(report_path))
+    with server(model, Path(log), "--tensor-parallel-size", "2", ready=165) as process:
+        if process.poll() is not None or not healthy():
+            report.add("two GPUs: serves", False, Path(log).read_text(errors="replace")[-600:])
+            return 1
+        report.run(f"eight clients for {SOAK_SECONDS} s", clients)
+    return 0
 
 
-def soak() -> tuple[bool, str]:
-    """Clients that ask on without a pause; every answer must be what its first one was."""
+def clients() -> tuple[bool, str]:
+    """Clients that ask on without a pause. An error ends the check; answers are not judged here."""
+    square, wide = data_url(*SQUARE, seed=1), data_url(*WIDE, seed=2)
+    kinds = [("Hello.",), ("See", square, "say."), (wide, "What?"), (square, wide, "Both?")]
     until = time.monotonic() + SOAK_SECONDS
 
-    def one(index: int) -> tuple[int, int]:
-        parts = requests()[index % 4]
-        first, count, other = ask(parts), 1, 0
+    def one(index: int) -> int:
+        content, count = message(*kinds[index % 4])[0]["content"], 0
         while time.monotonic() < until:
-            other += not same(first, ask(parts))[0]
+            if Client(URL, "tiny").ask(content, max_tokens=8).prompt_tokens < 2:
+                raise RuntimeError("an answer without a prompt")
             count += 1
-        return count, other
+        return count
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        done = list(pool.map(one, range(CLIENTS)))
-    total, others = (sum(column) for column in zip(*done, strict=True))
-    return others == 0, f"{total} answers without an error, {others} unlike their first"
+        counts = list(pool.map(one, range(CLIENTS)))
+    return min(counts) > 0, f"{sum(counts)} answers without an error, {min(counts)} at least each"
 
 
-def drafting(model: str, logs: Path, answers: dict[str, list[Answer]]) -> tuple[bool, str]:
-    for k in TRIED:
-        speculation: dict[str, Any] = {"method": "dspark", "num_speculative_tokens": k}
-        log = logs / f"two-draft-{k}.log"
-        options = (*TWO, "--speculative-config", json.dumps(speculation))
-        with server(model, log, *options) as process:
-            if process.poll() is not None:
-                continue
-            answers["drafting"] = [ask(parts) for parts in requests()]
-        good, words = compare(answers, "drafting")
-        return good, f"k={k}: {words}"
-    return False, f"no server started with k of {TRIED}"
+def differ(model: str, report_path: str, logs: str, tree: str, overlay: str) -> int:
+    report = Report(Path(report_path))
+    report.run(
+        "a rank with another overlay stops the start",
+        lambda: two_nodes(model, Path(logs), tree, overlay),
+    )
+    return 0
+
+
+def two_nodes(model: str, logs: Path, tree: str, overlay: str) -> tuple[bool, str]:
+    """The two ranks as two nodes on this host, each from its own tree."""
+    path = os.environ["PYTHONPATH"].split(":")
+    other = ":".join([tree, *path[1:-1], overlay])
+    began = time.monotonic()
+    running = []
+    for rank, python_path in enumerate((os.environ["PYTHONPATH"], other)):
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *SERVE]
+        command += ["--port", "8140", "--tensor-parallel-size", "2", "--nnodes", "2"]
+        command += ["--node-rank", str(rank), "--master-addr", "127.0.0.1"]
+        command += ["--master-port", "29666", *["--headless"][:rank]]
+        env = os.environ | {"PYTHONPATH": python_path, "CUDA_VISIBLE_DEVICES": str(rank)}
+        env["VLLM_CACHE_ROOT"] = f"{os.environ['VLLM_CACHE_ROOT']}-node{rank}"
+        with (logs / f"two-differ-{rank}.log").open("w") as sink:
+            process = subprocess.Popen(
+                command, stdout=sink, stderr=subprocess.STDOUT, env=env, start_new_session=True
+            )
+        running.append(process)
+    texts: list[str] = []
+    try:
+        while time.monotonic() - began < STOP_SECONDS:
+            texts = [(logs / f"two-differ-{r}.log").read_text(errors="replace") for r in (0, 1)]
+            if all("run different code" in text for text in texts):
+                break
+            time.sleep(0.5)
+        took = time.monotonic() - began
+        time.sleep(8)
+        ended = [process.poll() for process in running]
+    finally:
+        for process in running:
+            try:
+                os.killpg(process.pid, 9)
+            except ProcessLookupError:
+                print("a node had ended already", flush=True)
+    named = ["run different code" in text for text in texts]
+    loaded = any("Loading weights took" in text for text in texts)
+    both = set(re.findall(r"overlay (\w{16,})", "".join(texts)))
+    detail = (
+        f"refused by nodes {named} {took:.0f} s after both were launched, 8 s later exit codes "
+        f"{ended}; weights loaded: {loaded}; {len(both)} digests named; {texts[0][-200:]!r}"
+    )
+    return all(named) and not loaded and len(both) == 2, detail
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    verbs = {"run": run, "compare": compare, "soak": soak, "differ": differ}
+    print(json.dumps({"cards": torch.cuda.device_count()}), flush=True)
+    sys.exit(verbs[sys.argv[1]](*sys.argv[2:]))

@@ -180,7 +180,7 @@ class Engine:
             "max_model_len": 4096,
             "max_num_batched_tokens": 2048,
             "max_num_seqs": 16,
-            "gpu_memory_utilization": 0.2,
+            "gpu_memory_utilization": 0.12,
             "kv_cache_memory_bytes": 2 << 30,
             "enforce_eager": True,
             "enable_prefix_caching": True,

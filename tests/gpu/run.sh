@@ -14,9 +14,13 @@
 #   kernels   the overlay's kernels alone: routing, SM100's second attention pass
 #   server    vllm serve, the openai client, the validator
 #   two       on a machine with two GPUs only, not part of all: tensor parallelism
+#   second2   on two GPUs, not part of all: text bits and kernels, visibility, drafting, two, server
+#             and what prefill with visibility costs, in three waves that end before DEADLINE
 #   figures   tower and serving times, nothing else running
 #   table     all rows; exit 1 if a check failed or is missing
 #   cache     pack the compiled kernels into OUT/cache.tgz, for PIECES of a later machine
+# Stages are called by name, in the loop at the end, and a GPU is chosen for one subshell each:
+# shellcheck disable=SC2317,SC2329,SC2030,SC2031
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
@@ -28,6 +32,8 @@ logs=$WORK/logs
 mkdir -p "$WORK" "$rows" "$logs" "$OUT"
 site=$WORK/site stock=$WORK/stock patched=$WORK/patched home=$WORK/home
 vision=$WORK/vision text=$WORK/text
+# Seconds after the start at which the last job of `two` and `second2` is stopped.
+DEADLINE=${DEADLINE:-3600}
 
 export PATH=/usr/local/cuda/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=
 export HOME=$home TRITON_CACHE_DIR=$home/triton TILELANG_CACHE_DIR=$home/tilelang
@@ -50,13 +56,15 @@ in_tree() {
 job() {
     local name=$1 limit=$2 tree=$3
     shift 3
+    [ $((DEADLINE - SECONDS)) -ge "$limit" ] || limit=$((DEADLINE - SECONDS))
+    [ "$limit" -gt 5 ] || { echo "[$name] not run, no time left" && return; }
     (
         begun=$SECONDS
-        in_tree "$tree" timeout "$limit" "$@" >"$logs/$name.log" 2>&1
+        in_tree "$tree" timeout -k 5 "$limit" "$@" >"$logs/$name.log" 2>&1
         code=$?
         echo "[$name] exit $code after $((SECONDS - begun)) s"
         grep -h '^\[check\]' "$logs/$name.log"
-        [ $code = 0 ] || tail -n 25 "$logs/$name.log"
+        [ "$code" = 0 ] || tail -n 25 "$logs/$name.log"
     ) &
 }
 
@@ -73,7 +81,7 @@ setup() {
     python3 "$here/tiny_checkpoint.py" "$vision" --vision-layers 32 &
     local writing=$!
     python3 "$here/tiny_checkpoint.py" "$text" --text-only
-    wait $writing
+    wait "$writing"
     du -sh "$vision" "$text"
     set +e
 }
@@ -90,14 +98,39 @@ warm() {
 first() {
     job reference 540 "$patched" python3 "$here/checks_reference.py" "$vision" \
         "$rows/reference.json" "$WORK/eager.json"
-    job text-stock 500 "$stock" python3 "$here/dump_text.py" "$text" "$WORK/stock.pt"
-    job text-patched 500 "$patched" python3 "$here/dump_text.py" "$text" "$WORK/patched.pt"
-    job text-vision 500 "$patched" python3 "$here/dump_text.py" "$vision" "$WORK/vision.pt"
+    text_dumps 500
     job stock-fails 400 "$stock" python3 "$here/checks_server.py" stock "$vision" \
         "$rows/stock_fails.json" "$logs/stock-serve.log"
     wait
-    in_tree "$stock" python3 "$here/compare_text.py" "$rows/text.json" \
-        "$WORK/stock.pt" "$WORK/patched.pt" "$WORK/vision.pt"
+    text_compare
+}
+
+# text_dumps SECONDS: five engines, three of them stock vLLM, to learn what it repeats itself.
+text_dumps() {
+    local name
+    for name in stock again third; do
+        job "text-$name" "$1" "$stock" python3 "$here/dump_text.py" "$text" "$WORK/$name.pt"
+    done
+    job text-patched "$1" "$patched" python3 "$here/dump_text.py" "$text" "$WORK/patched.pt"
+    job text-vision "$1" "$patched" python3 "$here/dump_text.py" "$vision" "$WORK/vision.pt"
+}
+
+text_compare() {
+    in_tree "$stock" python3 "$here/compare_text.py" "$rows/text.json" "$WORK/patched.pt" \
+        "$WORK/vision.pt" "$WORK"/{stock,again,third}.pt
+}
+
+# draft_jobs SECONDS: with drafting and without; draft_compare judges.
+draft_jobs() {
+    job draft-plain "$1" "$patched" python3 "$here/checks_draft.py" plain "$vision" \
+        "$WORK/draft-plain.json"
+    job draft "$1" "$patched" python3 "$here/checks_draft.py" draft "$vision" \
+        "$WORK/draft.json" "$rows/draft.json"
+}
+
+draft_compare() {
+    in_tree "$patched" python3 "$here/checks_draft.py" compare "$WORK/draft-plain.json" \
+        "$WORK/draft.json" "$rows/draft.json"
 }
 
 second() {
@@ -105,16 +138,13 @@ second() {
         "$WORK/eager.json"
     job visibility 500 "$patched" python3 "$here/visibility_check.py" "$vision" \
         "$rows/visibility.json"
-    job text-again 500 "$stock" python3 "$here/dump_text.py" "$text" "$WORK/again.pt"
     job memory 500 "$patched" python3 "$here/checks_memory.py" "$vision" "$rows/memory.json"
-    job draft 500 "$patched" python3 "$here/checks_draft.py" "$vision" "$rows/draft.json" \
-        "$WORK/eager.json"
+    draft_jobs 500
     job eps-forced 500 "$patched" python3 "$here/checks_eps.py" dump "$vision" "$WORK/forced.pt"
     VISION_EXP_RMS_NORM_EPS=keep job eps-kept 500 "$patched" \
         python3 "$here/checks_eps.py" dump "$vision" "$WORK/kept.pt"
     wait
-    in_tree "$stock" python3 "$here/compare_text.py" "$rows/control.json" "$WORK/stock.pt" \
-        "$WORK/again.pt"
+    draft_compare
     in_tree "$patched" python3 "$here/checks_eps.py" compare "$rows/eps.json" \
         "$WORK/forced.pt" "$WORK/kept.pt"
 }
@@ -133,10 +163,104 @@ server() {
     wait
 }
 
+# two_jobs SECONDS MODE...: the same requests on one GPU, or on both in the given ways.
+two_jobs() {
+    local limit=$1 mode
+    shift
+    for mode in "$@"; do
+        job "two-$mode" "$limit" "$patched" python3 "$here/checks_two.py" run "$mode" "$vision" \
+            "$WORK/two-$mode.pt"
+    done
+}
+
+two_soak() {
+    CHECKS_PORT=8130 job two-soak "$1" "$patched" python3 "$here/checks_two.py" soak "$vision" \
+        "$rows/two_soak.json" "$logs/two-soak-serve.log"
+}
+
+# A second tree whose overlay is another one, for the second of two nodes.
+two_differ() {
+    local tool=$WORK/other-tool
+    mkdir -p "$tool" "$WORK/other"
+    cp -r "$repo"/{hotfix.py,anchors,vision_exp} "$tool/"
+    echo "# another version" >>"$tool/vision_exp/layout.py"
+    cp -al "$stock/." "$WORK/other"
+    PYTHONPATH=$site VLLM_CACHE_ROOT=$home/vllm-other python3 "$tool/hotfix.py" \
+        --root "$WORK/other/vllm" --overlay-root "$WORK/other-overlay" apply >"$logs/other.log" 2>&1
+    job two-differ "$1" "$patched" python3 "$here/checks_two.py" differ "$vision" \
+        "$rows/two_differ.json" "$logs" "$WORK/other" "$WORK/other-overlay"
+}
+
+two_compare() {
+    in_tree "$patched" python3 "$here/checks_two.py" compare "$rows/two.json" "$WORK" "$logs"
+}
+
 two() {
-    job two 590 "$patched" python3 "$here/checks_two.py" "$vision" "$rows/two.json" "$logs"
+    two_jobs 200 one sharded data drafting
     wait
-    python3 "$here/table.py" "$rows" two
+    two_soak 250
+    two_differ 120
+    wait
+    two_compare
+    python3 "$here/table.py" "$rows" two two_soak two_differ
+}
+
+# prefill LABEL TREE MODEL: figures of one tree, nothing else on its GPU.
+prefill() {
+    in_tree "$2" timeout -k 5 $((DEADLINE - SECONDS)) python3 "$repo/bench/visibility.py" measure "$3" \
+        "$OUT/visibility-$1.json" >"$logs/prefill-$1.log" 2>&1 || tail -n 15 "$logs/prefill-$1.log"
+}
+
+results() {
+    tar cz -C "$WORK" rows logs >"$OUT/rows-logs.tgz"
+}
+
+second2() {
+    # Both GPUs, from the start to the end of the second wave: shapes of two ranks compile first.
+    two_jobs 225 sharded data drafting
+    two_soak 235
+    (
+        export CUDA_VISIBLE_DEVICES=1
+        job routing 120 "$patched" python3 "$here/routing_check.py" --batches 2000 \
+            --out "$OUT/routing.json"
+        job visibility 140 "$patched" python3 "$here/visibility_check.py" "$vision" \
+            "$rows/visibility.json"
+        draft_jobs 140
+        two_jobs 140 one
+        wait
+        draft_compare
+        tail -n 12 "$logs/routing.log"
+    ) &
+    local first=($!)
+    (
+        export CUDA_VISIBLE_DEVICES=0
+        text_dumps 140
+        wait
+        text_compare
+    ) &
+    first+=($!)
+    wait "${first[@]}"
+    results
+    CUDA_VISIBLE_DEVICES=0 job server 130 "$patched" python3 "$here/checks_server.py" patched \
+        "$vision" "$rows/server.json" "$logs/serve.log"
+    two_differ 115
+    wait
+    two_compare
+    results
+    (
+        export CUDA_VISIBLE_DEVICES=0
+        [ $((DEADLINE - SECONDS)) -lt 60 ] || prefill stock "$stock" "$text"
+        [ $((DEADLINE - SECONDS)) -lt 30 ] || prefill patched "$patched" "$text"
+    ) &
+    (
+        export CUDA_VISIBLE_DEVICES=1
+        [ $((DEADLINE - SECONDS)) -lt 30 ] || prefill vision "$patched" "$vision"
+    ) &
+    wait
+    in_tree "$patched" python3 "$repo/bench/visibility.py" compare \
+        "$OUT"/visibility-{stock,patched,vision}.json
+    results
+    python3 "$here/table.py" "$rows" text visibility draft two two_soak two_differ server
 }
 
 figures() {
@@ -154,8 +278,8 @@ figures() {
 }
 
 table() {
-    tar cz -C "$WORK" rows logs | cat >"$OUT/rows-logs.tgz"
-    python3 "$here/table.py" "$rows" stock_fails text control reference reuse visibility memory eps draft \
+    results
+    python3 "$here/table.py" "$rows" stock_fails text reference reuse visibility memory eps draft \
         sm100 server
 }
 
@@ -168,7 +292,7 @@ stages=("$@")
 code=0
 for stage in "${stages[@]}"; do
     case $stage in
-    setup | patch | warm | first | second | kernels | server | two | figures | table | cache) ;;
+    setup | patch | warm | first | second | kernels | server | two | second2 | figures | table | cache) ;;
     *) echo "unknown stage $stage" >&2 && exit 2 ;;
     esac
     begun=$SECONDS
