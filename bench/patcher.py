@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
@@ -39,29 +38,35 @@ for path in sys.argv[1:]:
 """
 
 
-@dataclass(frozen=True)
-class Run:
-    """One process: wall-clock seconds and peak resident memory in MB."""
+# A child starts with its parent's peak on its account, so a parent that is small asks for it.
+PEAK = """
+import os, subprocess, sys
+child = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+print(os.wait4(child.pid, 0)[2].ru_maxrss)
+"""
 
-    seconds: float
-    peak_mb: float
+
+def peak_mb(command: list[str], environment: dict[str, str]) -> float:
+    """Peak resident memory of one process in MB."""
+    asking = [sys.executable, "-S", "-E", "-c", PEAK, *command]
+    return int(subprocess.check_output(asking, env=environment)) / 1024
 
 
-def timed(command: list[str], environment: dict[str, str]) -> Run:
+def timed(command: list[str], environment: dict[str, str]) -> float:
+    """Wall-clock seconds of one process."""
     start = time.perf_counter()
     child = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
-    _, status, usage = os.wait4(child.pid, 0)
+    code = child.wait()
     seconds = time.perf_counter() - start
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"exit {child.returncode}: {' '.join(command)}")
-    return Run(seconds, usage.ru_maxrss / 1024)
+    if code:
+        raise SystemExit(f"exit {code}: {' '.join(command)}")
+    return seconds
 
 
 def measure(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """Medians of `rounds` rounds; in each round every contender runs once, one after the other."""
+    """Median seconds of `rounds` rounds, all contenders once in each, and peak memory of one run."""
     rig = hotfix_rig.make(folder, RELEASE)
     interpreter = [sys.executable, "-B"]
 
@@ -80,18 +85,16 @@ def measure(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
         "second apply": (hotfix("apply"), lambda: None),
         "status": (hotfix("status"), lambda: None),
     }
-    runs: dict[str, list[Run]] = {name: [] for name in contenders}
+    runs: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, (command, prepare) in contenders.items():
             prepare()
             runs[name].append(timed(command, rig.environment))
-    return {
-        name: {
-            "seconds": statistics.median(run.seconds for run in many),
-            "peak_mb": max(run.peak_mb for run in many),
-        }
-        for name, many in runs.items()
-    }
+    found = {name: {"seconds": statistics.median(many)} for name, many in runs.items()}
+    for name, (command, prepare) in contenders.items():
+        prepare()
+        found[name]["peak_mb"] = peak_mb(command, rig.environment)
+    return found
 
 
 def figures(medians: dict[str, dict[str, float]]) -> list[tuple[str, float, float]]:
