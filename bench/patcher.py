@@ -66,7 +66,7 @@ def timed(command: list[str], environment: dict[str, str]) -> float:
 
 
 def measure(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds of `rounds` rounds, all contenders once in each, and peak memory of one run."""
+    """Median seconds over rounds that run every contender once; peak memory of one run each."""
     rig = hotfix_rig.make(folder, RELEASE)
     interpreter = [sys.executable, "-B"]
 
