@@ -172,7 +172,9 @@ def _run(arguments: argparse.Namespace) -> Report:
     try:
         return commands.run(arguments, target)
     except HotfixError as error:
-        known = _from_receipt(arguments, target) if arguments.verb == "verify" else None
+        # Only an import shows what --import asks for; the receipt cannot stand in for it.
+        recorded = arguments.verb == "verify" and not arguments.imports
+        known = _from_receipt(arguments, target) if recorded else None
         if error.reference != "no-libcst" or known is None:
             raise
         known["notes"] = [*known["notes"], "LibCST is missing: compared with the receipt only"]

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> Report:
     result.update(verb="bundle", bundle={"path": str(target), "bytes": size, "sha256": digest})
     result["text"] = (
         f"{report.PREFIX} {target}: {size / 1e6:.1f} MB, sha256 {digest}\n"
-        f"{report.PREFIX} next: unzip {target} -d mods/{NAME}\n"
+        f"{report.PREFIX} next: mkdir -p mods && unzip {target} -d mods/{NAME}\n"
     )
     if size > LIMIT:
         result["notes"].append(f"larger than the {LIMIT / 1e6:.0f} MB that launchers copy quickly")

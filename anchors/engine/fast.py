@@ -42,7 +42,7 @@ def applied(root: str, overlay_root: str | None) -> dict[str, Any] | None:
                 for file in receipt["files"]
             )
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return receipt if holds else None
 

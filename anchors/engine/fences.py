@@ -109,6 +109,8 @@ def _lines(data: bytes) -> list[bytes]:
 
 def _block(name: str, raw: bytes) -> Block:
     text = raw.decode("utf-8", "replace").replace("\r\n", "\n")
+    if not text.endswith("\n"):
+        text += "\n"  # the file ends without a newline, and so does its last block
     lines = text.splitlines(keepends=True)
     header = _HEADER.match(lines[1]) if len(lines) > 2 else None
     if header is None:

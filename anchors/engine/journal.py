@@ -84,7 +84,7 @@ def load(root: str) -> Journal | None:
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise HotfixError(
             "journal-corrupt",
             f"an earlier run was interrupted and its journal cannot be read ({error}): what it "

@@ -229,7 +229,9 @@ def _file(
         else:
             text = fences.render(anchor.id, anchor.render(outcome, values), outcome.indent)
             inserts.append((outcome.line, text))
-            found.append(AnchorState(anchor.id, _block_state(present.get(anchor.id), text)))
+            state = _block_state(present.get(anchor.id), text)
+            detail = "its block was changed by hand" if state == "edited" else ""
+            found.append(AnchorState(anchor.id, state, detail))
     after = fences.insert(split.stock, inserts)
     known = {state.id for state in found}
     for block in split.blocks:

@@ -30,11 +30,12 @@ def load(root: str) -> tuple[Receipt | None, str]:
             receipt = json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, f"the receipt cannot be read ({error}): judged from the files instead"
     if not isinstance(receipt, dict) or not isinstance(receipt.get("schema"), int):
         return None, "the receipt is not one of this tool: judged from the files instead"
-    version = str((receipt.get("tool") or {}).get("version", ""))
+    tool = receipt.get("tool")
+    version = str(tool.get("version", "")) if isinstance(tool, dict) else ""
     if receipt["schema"] > SCHEMA or _newer(version):
         raise refused(
             "newer-receipt",
@@ -84,7 +85,8 @@ def _well_formed(receipt: Receipt) -> bool:
             isinstance(f, dict) and {"path", "before", "after", "anchors"} <= set(f) for f in files
         )
         and isinstance(overlay, dict)
-        and {"root", "digest"} <= set(overlay)
+        and isinstance(overlay.get("root"), str)
+        and isinstance(overlay.get("digest"), str)
         and isinstance(receipt.get("plan"), str)
         and isinstance(receipt.get("tool"), dict)
         and isinstance(receipt.get("vllm"), dict)

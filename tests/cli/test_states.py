@@ -63,6 +63,17 @@ def test_pristine_and_applied(rig: Rig) -> None:
     assert state(rig) == "applied"
 
 
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"], ids=["lf", "crlf"])
+def test_applied_without_a_final_newline(rig: Rig, newline: bytes) -> None:
+    path = rig.root / CONFIG
+    path.write_bytes(path.read_bytes().rstrip().replace(b"\n", newline))
+    before = path.read_bytes()
+    assert rig.run("apply").code == 0
+    assert rig.run("verify").code == 0
+    assert rig.run("revert").code == 0
+    assert path.read_bytes() == before
+
+
 def test_superseded(tmp_path: Path) -> None:
     assert state(hotfix_rig.make(tmp_path / "rig", "0.33.0")) == "superseded"
 
@@ -334,7 +345,14 @@ def test_two_vllms_share_one_overlay(tmp_path: Path, applied: Rig) -> None:
 
 # --- notes that cannot be trusted --------------------------------------------------------
 
-BAD_JSON = {"empty": "", "cut-off": '{"schema": 1, "fil', "binary": "\0\1\2", "list": "[]"}
+BAD_JSON = {
+    "empty": "",
+    "cut-off": '{"schema": 1, "fil',
+    "binary": "\0\1\2",
+    "list": "[]",
+    "deep": "[" * 100_000,
+    "tool-is-text": '{"schema": 1, "tool": "x"}',
+}
 
 
 @pytest.mark.parametrize("kind", BAD_JSON)
