@@ -39,7 +39,10 @@ def run(arguments: argparse.Namespace, target: Target) -> Report:
         agreement = log.read(_text(arguments.log))
         facts.append(("log", _told(agreement)))
         facts += [("log", difference) for difference in agreement.differences]
-        result["exit"] = result["exit"] if agreement.good else NO
+        other = [plan for plan in agreement.plans if not (result["plan"] or "").startswith(plan)]
+        if other:
+            facts.append(("log", f"of another plan than this tree's: {', '.join(other)}"))
+        result["exit"] = result["exit"] if agreement.good and not other else NO
     result["doctor"] = [{"fact": name, "value": value} for name, value in facts]
     result["text"] = _screen(result, facts)
     return result

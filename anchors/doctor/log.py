@@ -15,10 +15,12 @@ AGREE = ("vllm", "plan", "overlay", "routing", "visibility", "eps")
 
 @dataclass(frozen=True)
 class Agreement:
-    """`processes`: role of each process; `differences`: what they do not agree on."""
+    """`processes`: role of each process; `differences`: what they do not agree on; `plans`:
+    beginnings of the plan digests that they name."""
 
     processes: tuple[str, ...]
     differences: tuple[str, ...]
+    plans: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
@@ -39,7 +41,8 @@ def read(text: str) -> Agreement:
         if len(told) > 1:
             listed = "; ".join(f"{value}: {', '.join(who)}" for value, who in told.items())
             differences.append(f"{field} differs: {listed}")
-    return Agreement(processes, tuple(differences))
+    plans = dict.fromkeys(line.get("plan", "") for line in lines)
+    return Agreement(processes, tuple(differences), tuple(plans))
 
 
 def _value(line: dict[str, str], field: str) -> str:

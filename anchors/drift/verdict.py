@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,27 +99,12 @@ def _file(tree: Tree, path: str, anchors: tuple[Anchor, ...]) -> list[Finding]:
             Finding(a.id, path, DRIFTED, "the file is missing", f"the file {path}", "no such file")
             for a in anchors
         ]
-    if _too_deep(data):
-        cause = f"{path} is nested too deeply to parse"
-        return [Finding(a.id, path, DRIFTED, cause, "a Python file", cause) for a in anchors]
     try:
         located = locate(path, fences.split(data).stock, anchors)
     except HotfixError as error:
         cause = error.message.removesuffix(" Nothing was changed.")
         return [Finding(a.id, path, DRIFTED, cause, "a Python file", cause) for a in anchors]
     return [_finding(anchor, outcome) for anchor, outcome in located.outcomes]
-
-
-def _too_deep(data: bytes) -> bool:
-    """True for code nested so deeply that LibCST's parser would take the process with it."""
-    try:
-        ast.parse(data)
-    except (RecursionError, MemoryError):
-        return True
-    except (SyntaxError, ValueError) as error:
-        # Anything else is for LibCST to say, which may know newer syntax than this Python.
-        return "too many nested" in str(error)
-    return False
 
 
 def _finding(anchor: Anchor, outcome: object) -> Finding:

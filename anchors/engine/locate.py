@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import atexit
 import codecs
 import os
+import shutil
 import stat
+import sys
+import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 
-from anchors.engine.digests import sha256
+from anchors.engine import bundled
+from anchors.engine.digests import TOOL_ROOT, sha256
 from anchors.engine.errors import environment, refused
 from anchors.kit.anchor import Anchor, Drift, Match, NotApplicable
 
@@ -99,6 +105,13 @@ def locate(path: str, data: bytes, anchors: tuple[Anchor, ...]) -> Located:
     Raises HotfixError: not Python (3), LibCST missing (6).
     """
     text = decode(path, data)
+    if _too_deep(text):
+        raise refused(
+            "target-too-deep",
+            f"{path} is nested too deeply to parse. Nothing was changed.",
+            hint=_REINSTALL,
+            state="drifted",
+        )
     cst = load_libcst()
     try:
         module = cst.parse_module(text)
@@ -119,11 +132,30 @@ def locate(path: str, data: bytes, anchors: tuple[Anchor, ...]) -> Located:
     return Located(path, tuple(outcomes))
 
 
+def _too_deep(text: str) -> bool:
+    """True for code nested so deeply that LibCST's parser would take the process with it."""
+    try:
+        ast.parse(text)
+    except (RecursionError, MemoryError):
+        return True
+    except (SyntaxError, ValueError) as error:
+        # Anything else is for LibCST to say, which may know newer syntax than this Python.
+        return "too many nested" in str(error)
+    return False
+
+
 def load_libcst():
-    """Imports LibCST; only the paths that a receipt cannot answer come here."""
+    """Imports LibCST; only the paths that a receipt cannot answer come here.
+
+    A bundle's own wheels serve this run where the environment has no LibCST.
+    """
     try:
         import libcst
     except ImportError as error:
+        if _from_bundle():
+            import libcst
+
+            return libcst
         raise environment(
             "no-libcst",
             f"LibCST is needed to judge these sources and cannot be imported ({error}). "
@@ -131,3 +163,15 @@ def load_libcst():
             hint="python3 -m pip install libcst, or: bash run.sh",
         ) from error
     return libcst
+
+
+def _from_bundle() -> bool:
+    wheels = os.path.join(TOOL_ROOT, "wheels")
+    if not os.path.isdir(wheels):
+        return False
+    folder = tempfile.mkdtemp(prefix="vision-exp-libcst-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if not bundled.unpack(wheels, folder):
+        return False
+    sys.path.insert(0, folder)
+    return True

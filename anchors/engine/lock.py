@@ -18,6 +18,14 @@ _PAUSE_S = 0.05
 @contextmanager
 def locked(path: str, effects: Effects, wait_s: float = WAIT_S) -> Iterator[None]:
     """Holds the lock at `path`. Raises HotfixError (exit 6) after `wait_s` seconds of waiting."""
+    folder = os.path.dirname(path)
+    if os.path.islink(folder) or os.path.isdir(path):
+        raise environment(
+            "state-folder-not-ours",
+            f"{folder if os.path.islink(folder) else path} is not what this tool makes there. "
+            "Nothing was changed.",
+            hint=f"look at it, remove it, then run this again: ls -ld {folder}",
+        )
     deadline = time.monotonic() + wait_s
     handle = _acquire(path, effects, deadline)
     try:

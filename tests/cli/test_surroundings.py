@@ -179,6 +179,29 @@ def test_target_that_is_a_folder(rig: Rig) -> None:
 # --- where the bytes are ----------------------------------------------------------------------
 
 
+def test_source_nested_too_deeply(rig: Rig) -> None:
+    path = rig.root / "transformers_utils/configs/deepseek_v4.py"
+    path.write_text(path.read_text() + "X = " + "(" * 3000 + "1" + ")" * 3000 + "\n")
+    before = contents(rig.base)
+    # In a process of its own: a parser that overflows its stack takes the process with it.
+    check_refusal(rig.spawn("apply"), 3, "nested too deeply")
+    assert contents(rig.base) == before
+
+
+@pytest.mark.parametrize("kind", ["link", "lock"])
+def test_state_folder_that_is_not_ours(rig: Rig, tmp_path: Path, kind: str) -> None:
+    elsewhere, state = tmp_path / "elsewhere", rig.root / ".vision-exp"
+    elsewhere.mkdir()
+    if kind == "link":
+        state.symlink_to(elsewhere)
+    else:
+        (state / "lock").mkdir(parents=True)
+    before = contents(rig.base)
+    check_refusal(rig.run("apply"), 6, ".vision-exp")
+    assert contents(rig.base) == before
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_hard_link_shared_with_another_environment(rig: Rig) -> None:
     other = rig.base / "other.py"
     other.hardlink_to(rig.root / MODEL)

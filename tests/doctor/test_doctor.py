@@ -142,8 +142,14 @@ def test_no_evidence_is_not_good(applied: list[str], tmp_path: Path) -> None:
     result = hotfix(*applied, "doctor", "--log", str(file))
     assert result.returncode == 1
     assert "no evidence line" in result.stdout
-    file.write_text(evidence(1, "A") + evidence(2, "B"))
+    plan = json.loads(hotfix(*applied, "doctor", "--manifest").stdout)["plan"]
+    lines = evidence(1, "A") + evidence(2, "B")
+    file.write_text(lines.replace("9f2c41d0", plan[:8]))
     assert hotfix(*applied, "doctor", "--log", str(file)).returncode == 0
+    file.write_text(lines)
+    other = hotfix(*applied, "doctor", "--log", str(file))
+    assert other.returncode == 1
+    assert "of another plan than this tree's: 9f2c41d0" in other.stdout
     assert hotfix(*applied, "doctor", "--log", str(tmp_path / "absent")).returncode == 2
 
 

@@ -80,4 +80,8 @@ def test_the_unpacked_mod_does_the_job_without_pip_and_network(mod: Path, tmp_pa
     second = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert second.returncode == 0, second.stderr
     assert "nothing was written" in second.stdout
+    doctor = [*command[:-1], f"cd {mod} && python3 hotfix.py doctor && python3 hotfix.py verify"]
+    told = subprocess.run(doctor, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert told.returncode == 0, told.stderr
+    assert "LibCST is missing" not in told.stdout
     assert "libcst" not in {path.name for path in site.iterdir()}
