@@ -132,7 +132,13 @@ def seen(release: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(params=vllm_rig.RELEASES)
+@pytest.fixture(
+    params=[
+        # One worker per release: its checks share one child process.
+        pytest.param(version, marks=pytest.mark.xdist_group(f"visibility-{version}"))
+        for version in vllm_rig.RELEASES
+    ]
+)
 def release(request: pytest.FixtureRequest) -> dict[str, Any]:
     return seen(request.param)
 
