@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from anchors.engine.digests import sha256
 from anchors.engine.effects import Effects
 from anchors.engine.errors import BROKEN, HotfixError
+from anchors.engine.fast import STATE_FOLDER
 
-STATE_FOLDER = ".vision-exp"
 SCHEMA = 1
 WRITING = "writing"
 COMMITTED = "committed"
