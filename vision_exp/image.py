@@ -44,7 +44,7 @@ _WHITE = (255, 255, 255)
 #: size that Pillow opens (179 million pixels, 4 bytes each) still passes: it needs no second copy.
 MAX_WORKING_BYTES = 768 << 20
 
-#: Values that are widened at once: few calls, and floats that stay in the cache.
+#: Values that are put in order and widened at once: few calls, and floats that stay in the cache.
 _RUN = 1 << 18
 
 _MINUS_ONE = torch.tensor(-1.0)
@@ -176,17 +176,28 @@ def _solve(wide: float, high: float, budget: int, config: VisionConfig) -> tuple
 
 
 def _patches_of(image: Image.Image, grid: tuple[int, int], patch: int) -> torch.Tensor:
-    """RGB image of ``grid`` patches to bfloat16 (h * w, 3, patch, patch)."""
+    """RGB image of ``grid`` patches to bfloat16 (h * w, 3, patch, patch).
+
+    Some rows of patches at a time, through two buffers that are filled again and again: fresh
+    memory costs more than the arithmetic where the allocator has to ask the system for it.
+    """
     height, width = grid
+    rows = max(1, min(height, _RUN // (width * 3 * patch * patch)))
     # A patch's row of one channel is one item of `patch` bytes, which numpy moves whole.
-    ordered = np.empty((height, width, 3, patch), dtype=f"V{patch}")
-    for channel, name in enumerate("RGB"):
-        band = np.frombuffer(image.tobytes("raw", name), ordered.dtype)
-        ordered[:, :, channel] = band.reshape(height, patch, width).transpose(0, 2, 1)
-    values = torch.from_numpy(ordered.view(np.uint8).reshape(-1))
-    out = torch.empty(values.shape, dtype=torch.bfloat16)
-    for run, widened in zip(values.split(_RUN), out.split(_RUN), strict=True):
-        widened.copy_(torch.add(_MINUS_ONE, run.float(), alpha=1 / 127.5))
+    ordered = np.empty((rows, width, 3, patch), dtype=f"V{patch}")
+    values = torch.from_numpy(ordered.view(np.uint8).reshape(rows, -1))
+    wide = torch.empty(values.shape)
+    out = torch.empty((height, values.shape[1]), dtype=torch.bfloat16)
+    bands = [
+        np.frombuffer(image.tobytes("raw", name), ordered.dtype).reshape(height, patch, width)
+        for name in "RGB"
+    ]
+    for top in range(0, height, rows):
+        part = out[top : top + rows]
+        for channel, band in enumerate(bands):
+            ordered[: len(part), :, channel] = band[top : top + rows].transpose(0, 2, 1)
+        floats = wide[: len(part)].copy_(values[: len(part)])
+        part.copy_(torch.add(_MINUS_ONE, floats, alpha=1 / 127.5, out=floats))
     return out.view(height * width, 3, patch, patch)
 
 
