@@ -1,106 +1,149 @@
-"""What serving costs on a GPU: a text-only decode step, and the first token of an image request.
+"""What serving costs on a GPU, patched over stock and images over text, by turns on one GPU.
 
-    python bench/gpu_serving.py measure MODEL OUT.json      (once per tree and checkpoint)
-    python bench/gpu_serving.py compare STOCK.json PATCHED.json VISION.json
+    python bench/gpu_serving.py measure OUT.json REPORT.json LOGS STOCK TEXT PATCHED VISION [S]
+    python bench/gpu_serving.py judge OUT.json REPORT.json
+    python bench/gpu_serving.py work KIND MODEL FD          (what `measure` starts)
 
-`measure` runs the vLLM that is first on PYTHONPATH, in this process and with CUDA graphs. Compared
-are the medians: patched over stock for the decode step, and on the vision checkpoint the first
-token of an image request against that of a text request of the same length, beside the tower's
-own time.
+STOCK and PATCHED are folders with a vLLM, TEXT and VISION checkpoints. `measure` starts engines of
+each tree on the text checkpoint and a patched one on the vision checkpoint, with CUDA graphs, and
+lets them take turns for S seconds. PYTHONPATH has the patched tree first and the overlay last.
+
+Judged: a prefill and a decode step of text, patched over stock; an image prefill, visible over
+causal; the first token of an image request less that of as much text, beside the tower's time.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from gpu.rig import WIDE, Ask, Engine, picture, replaced, text_ids, with_images
+import turns
+from gpu.rig import WIDE, Ask, Engine, Report, picture, replaced, text_ids, with_images
+from visibility import IMAGE_LIMIT, image_turn, prefill, text_prompt
 
-BATCH, STEPS = 8, 200
-REPEAT = 15
+#: Requests of a decode step, tokens of each, and prefills of one turn.
+BATCH, TOKENS, PREFILLS = 8, 34, 6
+#: Text engines per tree; all fit on one card, and only one works at a time.
+ENGINES = 3
+#: Turns before those that count: kernels compile and caches fill.
+WARM = 2
+START_SECONDS, SECONDS = 200, 150
+#: Of the measured time, for patched over stock; the rest is for the vision checkpoint.
+TEXT_SHARE = 0.6
 #: Text before and after the picture, and the tokens of its block at that position.
 BEFORE, BLOCK, AFTER = 60, 369, 40
-DECODE_LIMIT = 1.01
+OVER_STOCK_LIMIT = 1.01
 #: Beyond the tower itself, as a share of its time.
 FIRST_TOKEN_LIMIT = 1.10
 
+Found = dict[str, Any]
 
-def measure(model: str, out: str) -> int:
+
+def work(kind: str, model: str, replies: str) -> int:
+    """One engine that answers turns: of "text", or of "image" as well."""
+    settings = {"cudagraph_capture_sizes": [1, 2, 4, 8]}
     engine = Engine(
-        model, enforce_eager=False, compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8]}
+        model, enforce_eager=False, compilation_config=settings, enable_prefix_caching=False
     )
-    found: dict[str, Any] = {"decode_ms": decode_step(engine)}
-    if getattr(engine.model, "vision", None) is not None:
-        found |= first_token(engine)
-    Path(out).write_text(json.dumps(found, indent=1))
-    print(found)
-    return 0
+    found: dict[str, Callable[[], Any]] = {"text": partial(text_turn, engine)}
+    if kind == "image":
+        seeds = iter(range(900, 10**6))
+        found["first"] = lambda: first_token(engine, next(seeds))
+        found["visible"] = partial(image_turn, engine)
+    return turns.serve(found, int(replies))
 
 
-def decode_step(engine: Engine) -> list[float]:
-    """Milliseconds of each decode step with ``BATCH`` text requests running, three rounds."""
+def text_turn(engine: Engine) -> dict[str, float]:
+    """Medians, in milliseconds: a prefill of one text, a decode step of ``BATCH`` texts."""
+    ask = text_prompt()
+    return {
+        "prefill": statistics.median(prefill(engine, ask) for _ in range(PREFILLS)),
+        "decode": statistics.median(decode_steps(engine)),
+    }
+
+
+def decode_steps(engine: Engine) -> list[float]:
+    """Milliseconds of each decode step with ``BATCH`` text requests running."""
     inner = engine.llm.llm_engine
+    for index in range(BATCH):
+        inner.add_request(str(index), Ask(text_ids(60, 500 + index)).prompt(), greedy(TOKENS))
+    for _ in range(4):
+        inner.step()
     times = []
-    for turn in range(3):
-        engine.forget()
-        for index in range(BATCH):
-            ask = Ask(text_ids(60, 500 + index))
-            inner.add_request(f"{turn}-{index}", ask.prompt(), greedy(STEPS))
-        for _ in range(4):
-            inner.step()
-        while len(engine.scheduler.running) == BATCH:
-            started = time.perf_counter()
-            inner.step()
-            times.append((time.perf_counter() - started) * 1e3)
-        while inner.has_unfinished_requests():
-            inner.step()
+    while len(engine.scheduler.running) == BATCH:
+        started = time.perf_counter()
+        inner.step()
+        times.append((time.perf_counter() - started) * 1e3)
+    while inner.has_unfinished_requests():
+        inner.step()
     return times
 
 
-def first_token(engine: Engine) -> dict[str, list[float]]:
-    """Milliseconds to the first token, every cache cold but the processor's for ``*_engine``."""
+def first_token(engine: Engine, seed: int) -> dict[str, Any]:
+    """Milliseconds until the first token, (in the front end, in the engine), of three requests.
+
+    A new picture, the same one again with only the front end's caches warm, and as much text; and
+    of the picture's preparation the pixels' part, and the tower's time on the GPU, twice.
+    """
     import torch
 
-    model = engine.model
-    plain = model.embed_multimodal
-    tower: list[tuple[Any, Any]] = []
+    from vision_exp import processor
 
-    def timed(**kwargs: Any) -> Any:
+    tower: list[tuple[Any, Any]] = []
+    pixels: list[float] = []
+    model = engine.model
+    encode, patches = model.embed_multimodal, processor.images_to_patches
+
+    def timed_tower(**kwargs: Any) -> Any:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        rows = plain(**kwargs)
+        rows = encode(**kwargs)
         end.record()
         tower.append((start, end))
         return rows
 
-    found: dict[str, list[float]] = {"image": [], "text": [], "image_engine": [], "tower": []}
-    pictures = [picture(*WIDE, seed=900 + index) for index in range(REPEAT + 3)]
-    with replaced(model, "embed_multimodal", timed):
-        for index, image in enumerate(pictures):
-            ask = with_images(BEFORE, [image], AFTER, 910)
-            engine.forget()
-            found["image"].append(timed_request(engine, ask))
-            engine.llm.reset_prefix_cache()
-            engine.llm.llm_engine.engine_core.reset_encoder_cache()
-            found["image_engine"].append(timed_request(engine, ask))
-            engine.forget()
-            text = Ask(text_ids(BEFORE + BLOCK + AFTER, 950 + index))
-            found["text"].append(timed_request(engine, text))
+    def timed_pixels(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        found = patches(*args, **kwargs)
+        pixels.append((time.perf_counter() - started) * 1e3)
+        return found
+
+    image = with_images(BEFORE, [picture(*WIDE, seed=seed)], AFTER, 910)
+    with (
+        replaced(model, "embed_multimodal", timed_tower),
+        replaced(processor, "images_to_patches", timed_pixels),
+    ):
+        engine.forget()
+        cold = request(engine, image)
+        engine.llm.llm_engine.engine_core.reset_encoder_cache()
+        again = request(engine, image)
+        text = request(engine, Ask(text_ids(BEFORE + BLOCK + AFTER, seed)))
     torch.cuda.synchronize()
-    found["tower"] = [start.elapsed_time(end) for start, end in tower]
-    return {name: values[3:] for name, values in found.items()}
+    times = [start.elapsed_time(end) for start, end in tower]
+    return {"image": cold, "again": again, "text": text, "pixels": pixels, "tower": times}
 
 
-def timed_request(engine: Engine, ask: Ask) -> float:
+def request(engine: Engine, ask: Ask) -> tuple[float, float]:
+    """Milliseconds that one request takes to prepare, and then to its first token."""
+    import torch
+
+    inner = engine.llm.llm_engine
+    torch.cuda.synchronize()
     started = time.perf_counter()
-    engine.llm.generate([ask.prompt()], greedy(1), use_tqdm=False)
-    return (time.perf_counter() - started) * 1e3
+    inner.add_request("first", ask.prompt(), greedy(1))
+    prepared = time.perf_counter()
+    while inner.has_unfinished_requests():
+        inner.step()
+    return (prepared - started) * 1e3, (time.perf_counter() - prepared) * 1e3
 
 
 def greedy(tokens: int) -> Any:
@@ -109,31 +152,144 @@ def greedy(tokens: int) -> Any:
     return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
 
-def compare(stock_path: str, patched_path: str, vision_path: str) -> int:
-    stock, patched, vision = (
-        json.loads(Path(path).read_text()) for path in (stock_path, patched_path, vision_path)
+def measure(
+    out: str,
+    report: str,
+    logs: str,
+    stock: str,
+    text: str,
+    patched: str,
+    vision: str,
+    seconds: str = str(SECONDS),
+) -> int:
+    workers: dict[str, turns.Worker] = {}
+    found: Found = {"text": {}, "vision": [], "visible": [], "first": []}
+    plan = {
+        f"{name} {index}": (tree, "text", text)
+        for index in range(1, ENGINES + 1)
+        for name, tree in (("stock", stock), ("patched", patched))
+    }
+    plan["vision"] = (patched, "image", vision)
+    try:
+        for label, (tree, kind, model) in plan.items():
+            command = [sys.executable, __file__, "work", kind, model]
+            log = Path(logs) / f"serving-{label.replace(' ', '-')}.log"
+            workers[label] = turns.start(label, command, environment(tree, tree == patched), log)
+        until = time.monotonic() + START_SECONDS
+        for worker in workers.values():
+            worker.read(until - time.monotonic())
+        print(f"{len(workers)} engines are up", flush=True)
+        own = workers.pop("vision")
+        alternate(workers, found, float(seconds) * TEXT_SHARE, Path(out))
+        images(own, found, float(seconds) * (1 - TEXT_SHARE), Path(out))
+        workers["vision"] = own
+    except turns.WorkerLost as error:
+        print(f"cut short: {error}", flush=True)
+    finally:
+        for worker in workers.values():
+            worker.stop()
+    return judge(out, report)
+
+
+def environment(tree: str, overlay: bool) -> dict[str, str]:
+    """This process's, with another tree first on the path; stock's path has no overlay."""
+    _, *rest = os.environ["PYTHONPATH"].split(":")
+    rest = rest if overlay else [entry for entry in rest if not entry.endswith("overlay")]
+    cache = Path(os.environ["VLLM_CACHE_ROOT"]).with_name(f"vllm-{Path(tree).name}")
+    return os.environ | {"PYTHONPATH": ":".join([tree, *rest]), "VLLM_CACHE_ROOT": str(cache)}
+
+
+def alternate(workers: dict[str, turns.Worker], found: Found, seconds: float, out: Path) -> None:
+    """Rounds of one turn each, the first one another every time; every round is kept whole."""
+    names = list(workers)
+    for _ in range(WARM):
+        for worker in workers.values():
+            worker.turn("text")
+    until = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < until:
+        first = count % len(names)
+        result = {name: workers[name].turn("text") for name in names[first:] + names[:first]}
+        for name, times in result.items():
+            found["text"].setdefault(name, []).append(times)
+        out.write_text(json.dumps(found))
+        count += 1
+
+
+def images(worker: turns.Worker, found: Found, seconds: float, out: Path) -> None:
+    for name in ("first", "visible", "text") * WARM:
+        worker.turn(name)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found["first"].append(worker.turn("first"))
+        found["visible"] += worker.turn("visible")
+        found["vision"].append(worker.turn("text"))
+        out.write_text(json.dumps(found))
+
+
+def judge(out: str, report_path: str) -> int:
+    report = Report(Path(report_path))
+    found = json.loads(Path(out).read_text()) if Path(out).exists() else {}
+    for kind, name in (("prefill", "text prefill"), ("decode", "decode step")):
+        report.run(f"{name}, patched over stock", lambda k=kind: over_stock(found, k))
+    report.run("image prefill, visible over causal", lambda: over_causal(found))
+    report.run("first token, in the engine", lambda: over_text(found, whole=False))
+    report.run("first token, with the preparation", lambda: over_text(found, whole=True))
+    return 0 if all(row.ok is not False for row in report.rows) else 1
+
+
+def over_stock(found: Found, kind: str) -> tuple[bool | None, str]:
+    if not found.get("text"):
+        return False, "nothing was measured"
+    series = {label: [turn[kind] for turn in rows] for label, rows in found["text"].items()}
+    stock = {label: times for label, times in series.items() if label.startswith("stock")}
+    patched = {label: times for label, times in series.items() if label not in stock}
+    result = turns.compare(stock, patched)
+    middle = ", ".join(f"{label} {statistics.median(t):.3f} ms" for label, t in series.items())
+    words = f"{result.words()}; {middle}; {min(map(len, series.values()))} rounds"
+    if found["vision"]:
+        words += f"; vision checkpoint {statistics.median(t[kind] for t in found['vision']):.3f} ms"
+    good = result.within(OVER_STOCK_LIMIT)
+    if good is None:
+        words += "; not decided, processes of one tree differ by more than the limit allows to see"
+    return good, words
+
+
+def over_causal(found: Found) -> tuple[bool, str]:
+    if not found.get("visible"):
+        return False, "nothing was measured"
+    ratios = [visible / causal for visible, causal in found["visible"]]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    words = f"ratio {middle:.4f} (half of the pairs within {low:.4f} to {high:.4f})"
+    return middle <= IMAGE_LIMIT, f"{words}, {len(ratios)} pairs"
+
+
+def over_text(found: Found, *, whole: bool) -> tuple[bool | None, str]:
+    """In the engine alone it is judged: a server prepares pictures in threads of its front end.
+
+    With the preparation it is only reported: what the user waits for when nothing else runs.
+    """
+    rows = found.get("first")
+    if not rows:
+        return False, "nothing was measured"
+    tower = statistics.median(time for row in rows for time in row["tower"])
+    extra = statistics.median(
+        (sum(row["image"]) - sum(row["text"])) if whole else row["image"][1] - row["text"][1]
+        for row in rows
     )
-    base = statistics.median(stock["decode_ms"])
-    good = True
-    for name, found in (("patched", patched), ("patched, vision checkpoint", vision)):
-        mine = statistics.median(found["decode_ms"])
-        ratio = mine / base
-        good = good and ratio <= DECODE_LIMIT
-        print(f"decode step, {name}: {mine:.3f} ms, stock {base:.3f} ms, ratio {ratio:.4f}")
-    middle = {name: statistics.median(vision[name]) for name in vision}
-    for name in ("image", "image_engine"):
-        extra = middle[name] - middle["text"]
-        ratio = extra / middle["tower"]
-        words = "with" if name == "image" else "without"
-        print(
-            f"first token {words} the picture's preparation: image {middle[name]:.1f} ms, text "
-            f"{middle['text']:.1f} ms, difference {extra:.1f} ms = {ratio:.2f} of the tower's "
-            f"{middle['tower']:.1f} ms"
-        )
-    extra = middle["image_engine"] - middle["text"]
-    good = good and extra <= FIRST_TOKEN_LIMIT * middle["tower"]
-    return 0 if good else 1
+    parts = {
+        name: " + ".join(f"{statistics.median(row[name][i] for row in rows):.1f}" for i in (0, 1))
+        for name in ("image", "again", "text")
+    }
+    pixels = statistics.median(sum(row["pixels"]) for row in rows)
+    words = (
+        f"image less text {extra:.1f} ms = {extra / tower:.2f} of the tower's {tower:.1f} ms; "
+        f"front end + engine: image {parts['image']} ms, prepared before {parts['again']} ms, "
+        f"text {parts['text']} ms; pixels to patches {pixels:.1f} ms; {len(rows)} rounds"
+    )
+    return None if whole else extra <= FIRST_TOKEN_LIMIT * tower, words
 
 
 if __name__ == "__main__":
-    sys.exit({"measure": measure, "compare": compare}[sys.argv[1]](*sys.argv[2:]))
+    verbs = {"measure": measure, "judge": judge, "work": work}
+    sys.exit(verbs[sys.argv[1]](*sys.argv[2:]))

@@ -2,12 +2,10 @@
 
     checks_two.py run MODE MODEL OUT.pt             MODE: one | sharded | data | drafting
     checks_two.py compare REPORT.json FOLDER LOGS   of FOLDER/two-MODE.pt and LOGS/two-MODE.log
-    checks_two.py soak MODEL REPORT.json LOG        eight clients of a server, for a minute
-    checks_two.py differ MODEL REPORT.json LOGS OTHER_TREE OTHER_OVERLAY
-        two nodes of one model, the second from a tree with another overlay: must stop
 
 Every mode answers the same requests several times. One GPU's repeats give the noise that the others
-are judged by; rows of the tower are compared directly, to BF16 accuracy.
+are judged by, and drafting is judged by two GPUs without it as well; rows of the tower are compared
+directly, to BF16 accuracy.
 """
 
 from __future__ import annotations
@@ -15,10 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu.capture import row_error
 from gpu.checks_draft import TRIED
-from gpu.checks_server import SERVE, URL, data_url, healthy, message, server
 from gpu.rig import SQUARE, WIDE, Answer, Ask, Report, _answer, picture, text_ids, with_images
 
-from vision_exp.validate_client import Client
-
-#: A minute shows errors and leaks of requests; longer runs are for a machine with more time.
-SOAK_SECONDS, CLIENTS = 60, 8
 REPEATS = 6
 MODES: dict[str, dict[str, Any]] = {
     "one": {},
@@ -44,7 +34,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 #: Relative distance of the tower's rows: sums over two ranks round once more in BF16 per layer.
 ROW_LIMIT = 3e-2
-STOP_SECONDS = 90
 
 
 def asks() -> dict[str, Ask]:
@@ -150,14 +139,17 @@ def compare(report_path: str, folder: str, logs: str) -> int:
         share = 1.0 if mode == "data" else 0.5
         report.run(f"{mode}: tower per rank", lambda a=one, b=other, s=share: memory(a, b, s))
         report.run(f"{mode}: one digest", lambda b=other, p=log: digests(b, p))
+    if "sharded" in found and "drafting" in found:
+        off, on = found["sharded"], found["drafting"]
+        report.run("DSpark on and off, both on two GPUs", lambda: same_answers(off, on))
     return 0
 
 
 def same_answers(one: dict[str, Any], other: dict[str, Any]) -> tuple[bool, str]:
-    """Tokens seen on one GPU, or parting within what one GPU's repeats move by."""
+    """Tokens seen in the first, or parting within what the first's repeats move by."""
     groups = one["answers"]
     noise = max(a.movement(b) for group in groups.values() for a in group for b in group)
-    words, good = [f"one GPU's repeats move by up to {noise:.3f} nats"], True
+    words, good = [f"its repeats move by up to {noise:.3f} nats"], True
     for name, group in groups.items():
         answers = other["answers"][name]
         first = min(a.distance(b) for a in group for b in answers)
@@ -207,89 +199,7 @@ def digests(other: dict[str, Any], log: Path) -> tuple[bool, str]:
     return len(ranks) == 1 and len(lines) == 2 and logged == {next(iter(ranks))[0]}, detail
 
 
-def soak(model: str, report_path: str, log: str) -> int:
-    report = Report(Path(report_path))
-    with server(model, Path(log), "--tensor-parallel-size", "2", ready=165) as process:
-        if process.poll() is not None or not healthy():
-            report.add("two GPUs: serves", False, Path(log).read_text(errors="replace")[-600:])
-            return 1
-        report.run(f"eight clients for {SOAK_SECONDS} s", clients)
-    return 0
-
-
-def clients() -> tuple[bool, str]:
-    """Clients that ask on without a pause. An error ends the check; answers are not judged here."""
-    square, wide = data_url(*SQUARE, seed=1), data_url(*WIDE, seed=2)
-    kinds = [("Hello.",), ("See", square, "say."), (wide, "What?"), (square, wide, "Both?")]
-    until = time.monotonic() + SOAK_SECONDS
-
-    def one(index: int) -> int:
-        content, count = message(*kinds[index % 4])[0]["content"], 0
-        while time.monotonic() < until:
-            if Client(URL, "tiny").ask(content, max_tokens=8).prompt_tokens < 2:
-                raise RuntimeError("an answer without a prompt")
-            count += 1
-        return count
-
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        counts = list(pool.map(one, range(CLIENTS)))
-    return min(counts) > 0, f"{sum(counts)} answers without an error, {min(counts)} at least each"
-
-
-def differ(model: str, report_path: str, logs: str, tree: str, overlay: str) -> int:
-    report = Report(Path(report_path))
-    report.run(
-        "a rank with another overlay stops the start",
-        lambda: two_nodes(model, Path(logs), tree, overlay),
-    )
-    return 0
-
-
-def two_nodes(model: str, logs: Path, tree: str, overlay: str) -> tuple[bool, str]:
-    """The two ranks as two nodes on this host, each from its own tree."""
-    path = os.environ["PYTHONPATH"].split(":")
-    other = ":".join([tree, *path[1:-1], overlay])
-    began = time.monotonic()
-    running = []
-    for rank, python_path in enumerate((os.environ["PYTHONPATH"], other)):
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *SERVE]
-        command += ["--port", "8140", "--tensor-parallel-size", "2", "--nnodes", "2"]
-        command += ["--node-rank", str(rank), "--master-addr", "127.0.0.1"]
-        command += ["--master-port", "29666", *["--headless"][:rank]]
-        env = os.environ | {"PYTHONPATH": python_path, "CUDA_VISIBLE_DEVICES": str(rank)}
-        env["VLLM_CACHE_ROOT"] = f"{os.environ['VLLM_CACHE_ROOT']}-node{rank}"
-        with (logs / f"two-differ-{rank}.log").open("w") as sink:
-            process = subprocess.Popen(
-                command, stdout=sink, stderr=subprocess.STDOUT, env=env, start_new_session=True
-            )
-        running.append(process)
-    texts: list[str] = []
-    try:
-        while time.monotonic() - began < STOP_SECONDS:
-            texts = [(logs / f"two-differ-{r}.log").read_text(errors="replace") for r in (0, 1)]
-            if all("run different code" in text for text in texts):
-                break
-            time.sleep(0.5)
-        took = time.monotonic() - began
-        time.sleep(8)
-        ended = [process.poll() for process in running]
-    finally:
-        for process in running:
-            try:
-                os.killpg(process.pid, 9)
-            except ProcessLookupError:
-                print("a node had ended already", flush=True)
-    named = ["run different code" in text for text in texts]
-    loaded = any("Loading weights took" in text for text in texts)
-    both = set(re.findall(r"overlay (\w{16,})", "".join(texts)))
-    detail = (
-        f"refused by nodes {named} {took:.0f} s after both were launched, 8 s later exit codes "
-        f"{ended}; weights loaded: {loaded}; {len(both)} digests named; {texts[0][-200:]!r}"
-    )
-    return all(named) and not loaded and len(both) == 2, detail
-
-
 if __name__ == "__main__":
-    verbs = {"run": run, "compare": compare, "soak": soak, "differ": differ}
+    verbs = {"run": run, "compare": compare}
     print(json.dumps({"cards": torch.cuda.device_count()}), flush=True)
     sys.exit(verbs[sys.argv[1]](*sys.argv[2:]))

@@ -4,7 +4,10 @@
 #   PIECES=DIR WORK=DIR OUT=DIR tests/gpu/run.sh STAGE...
 #
 # PIECES holds piece.* (a gzipped tar of vLLM and what it needs, cut up), the wheels of libcst and
-# Pillow, and vision.py of a vLLM with native vision, for the comparison of towers.
+# Pillow, cache*.tgz of an earlier machine if there are any, and vision.py of a vLLM with native
+# vision, for the comparison of towers.
+# Another release on the same machine: another PIECES, WORK, OUT and CHECKS_PORT, and CHECKPOINTS=
+# the first one's WORK, which has the checkpoints.
 # Stages, in this order, or `all`:
 #   setup     unpack, patch a hard-link copy with hotfix.py, write the checkpoints
 #   patch     patch again, after a change of the overlay (part of setup)
@@ -13,12 +16,13 @@
 #   second    caches, chunks, company, preemption; visibility; memory; DSpark; rms_norm_eps
 #   kernels   the overlay's kernels alone: routing, SM100's second attention pass
 #   server    vllm serve, the openai client, the validator
-#   two       on a machine with two GPUs only, not part of all: tensor parallelism
-#   second2   on two GPUs, not part of all: text bits and kernels, visibility, drafting, two, server
-#             and what prefill with visibility costs, in three waves that end before DEADLINE
 #   figures   tower and serving times, nothing else running
 #   table     all rows; exit 1 if a check failed or is missing
-#   cache     pack the compiled kernels into OUT/cache.tgz, for PIECES of a later machine
+#   cache     pack the kernels compiled since setup into OUT/cache.tgz
+# Not part of `all`:
+#   release   after setup and warm: what another release has to show, server and table included
+#   two       two GPUs: tensor parallelism
+#   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
 # Stages are called by name, in the loop at the end, and a GPU is chosen for one subshell each:
 # shellcheck disable=SC2317,SC2329,SC2030,SC2031
 set -uo pipefail
@@ -31,8 +35,8 @@ rows=$WORK/rows
 logs=$WORK/logs
 mkdir -p "$WORK" "$rows" "$logs" "$OUT"
 site=$WORK/site stock=$WORK/stock patched=$WORK/patched home=$WORK/home
-vision=$WORK/vision text=$WORK/text
-# Seconds after the start at which the last job of `two` and `second2` is stopped.
+vision=${CHECKPOINTS:-$WORK}/vision text=${CHECKPOINTS:-$WORK}/text
+# Seconds after the start at which the last job is stopped.
 DEADLINE=${DEADLINE:-3600}
 
 export PATH=/usr/local/cuda/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=
@@ -74,15 +78,21 @@ setup() {
     cat "$PIECES"/piece.* | tar xz -C "$site"
     python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" \
         "$PIECES"/*.whl
-    [ ! -f "$PIECES/cache.tgz" ] || tar xzf "$PIECES/cache.tgz" -C "$home"
+    local kept
+    for kept in "$PIECES"/cache*.tgz; do
+        [ ! -f "$kept" ] || tar xzf "$kept" -C "$home"
+    done
     mv "$site/vllm" "$stock/vllm"
     cp -al "$stock" "$patched"
     patch
-    python3 "$here/tiny_checkpoint.py" "$vision" --vision-layers 32 &
-    local writing=$!
-    python3 "$here/tiny_checkpoint.py" "$text" --text-only
-    wait "$writing"
+    if [ -z "${CHECKPOINTS:-}" ]; then
+        python3 "$here/tiny_checkpoint.py" "$vision" --vision-layers 32 &
+        local writing=$!
+        python3 "$here/tiny_checkpoint.py" "$text" --text-only
+        wait "$writing"
+    fi
     du -sh "$vision" "$text"
+    touch "$WORK/set-up"
     set +e
 }
 
@@ -92,17 +102,24 @@ patch() {
 }
 
 warm() {
-    in_tree "$stock" timeout 400 python3 "$here/warm_kernels.py" --jobs 16
+    job warm 400 "$stock" python3 "$here/warm_kernels.py" --jobs "${WARM_JOBS:-14}"
+    job warm-patched 400 "$patched" python3 "$here/warm_kernels.py" --jobs 6 --only fp8,einsum
+    wait
+    grep -h '^\[warm\]' "$logs"/warm*.log
 }
 
 first() {
     job reference 540 "$patched" python3 "$here/checks_reference.py" "$vision" \
         "$rows/reference.json" "$WORK/eager.json"
     text_dumps 500
-    job stock-fails 400 "$stock" python3 "$here/checks_server.py" stock "$vision" \
-        "$rows/stock_fails.json" "$logs/stock-serve.log"
+    stock_fails 400
     wait
     text_compare
+}
+
+stock_fails() {
+    job stock-fails "$1" "$stock" python3 "$here/checks_server.py" stock "$vision" \
+        "$rows/stock_fails.json" "$logs/stock-serve.log"
 }
 
 # text_dumps SECONDS: five engines, three of them stock vLLM, to learn what it repeats itself.
@@ -133,11 +150,15 @@ draft_compare() {
         "$WORK/draft.json" "$rows/draft.json"
 }
 
+visibility_job() {
+    job visibility "$1" "$patched" python3 "$here/visibility_check.py" "$vision" \
+        "$rows/visibility.json"
+}
+
 second() {
     job reuse 580 "$patched" python3 "$here/checks_reuse.py" "$vision" "$rows/reuse.json" \
         "$WORK/eager.json"
-    job visibility 500 "$patched" python3 "$here/visibility_check.py" "$vision" \
-        "$rows/visibility.json"
+    visibility_job 500
     job memory 500 "$patched" python3 "$here/checks_memory.py" "$vision" "$rows/memory.json"
     draft_jobs 500
     job eps-forced 500 "$patched" python3 "$here/checks_eps.py" dump "$vision" "$WORK/forced.pt"
@@ -157,142 +178,76 @@ kernels() {
     tail -n 25 "$logs/routing.log"
 }
 
-server() {
-    job server 560 "$patched" python3 "$here/checks_server.py" patched "$vision" \
+# server_job SECONDS: its own vllm serve, on CHECKS_PORT.
+server_job() {
+    job server "$1" "$patched" python3 "$here/checks_server.py" patched "$vision" \
         "$rows/server.json" "$logs/serve.log"
+}
+
+server() {
+    server_job 560
     wait
 }
 
-# two_jobs SECONDS MODE...: the same requests on one GPU, or on both in the given ways.
-two_jobs() {
-    local limit=$1 mode
-    shift
-    for mode in "$@"; do
-        job "two-$mode" "$limit" "$patched" python3 "$here/checks_two.py" run "$mode" "$vision" \
-            "$WORK/two-$mode.pt"
-    done
-}
-
-two_soak() {
-    CHECKS_PORT=8130 job two-soak "$1" "$patched" python3 "$here/checks_two.py" soak "$vision" \
-        "$rows/two_soak.json" "$logs/two-soak-serve.log"
-}
-
-# A second tree whose overlay is another one, for the second of two nodes.
-two_differ() {
-    local tool=$WORK/other-tool
-    mkdir -p "$tool" "$WORK/other"
-    cp -r "$repo"/{hotfix.py,anchors,vision_exp} "$tool/"
-    echo "# another version" >>"$tool/vision_exp/layout.py"
-    cp -al "$stock/." "$WORK/other"
-    PYTHONPATH=$site VLLM_CACHE_ROOT=$home/vllm-other python3 "$tool/hotfix.py" \
-        --root "$WORK/other/vllm" --overlay-root "$WORK/other-overlay" apply >"$logs/other.log" 2>&1
-    job two-differ "$1" "$patched" python3 "$here/checks_two.py" differ "$vision" \
-        "$rows/two_differ.json" "$logs" "$WORK/other" "$WORK/other-overlay"
-}
-
-two_compare() {
-    in_tree "$patched" python3 "$here/checks_two.py" compare "$rows/two.json" "$WORK" "$logs"
-}
-
-two() {
-    two_jobs 200 one sharded data drafting
+# All on one GPU but for the text dumps where TEXT_GPU names another.
+release() {
+    stock_fails 200
+    job reference 300 "$patched" python3 "$here/checks_reference.py" "$vision" \
+        "$rows/reference.json" "$WORK/eager.json"
+    visibility_job 300
+    (
+        export CUDA_VISIBLE_DEVICES=${TEXT_GPU:-${CUDA_VISIBLE_DEVICES:-0}}
+        text_dumps 300
+        wait
+        text_compare
+    )
     wait
-    two_soak 250
-    two_differ 120
+    results
+    server_job 260
     wait
-    two_compare
-    python3 "$here/table.py" "$rows" two two_soak two_differ
-}
-
-# prefill LABEL TREE MODEL: figures of one tree, nothing else on its GPU.
-prefill() {
-    in_tree "$2" timeout -k 5 $((DEADLINE - SECONDS)) python3 "$repo/bench/visibility.py" measure "$3" \
-        "$OUT/visibility-$1.json" >"$logs/prefill-$1.log" 2>&1 || tail -n 15 "$logs/prefill-$1.log"
+    results
+    python3 "$here/table.py" "$rows" stock_fails text reference visibility server
 }
 
 results() {
     tar cz -C "$WORK" rows logs >"$OUT/rows-logs.tgz"
 }
 
-second2() {
-    # Both GPUs, from the start to the end of the second wave: shapes of two ranks compile first.
-    two_jobs 225 sharded data drafting
-    two_soak 235
-    (
-        export CUDA_VISIBLE_DEVICES=1
-        job routing 120 "$patched" python3 "$here/routing_check.py" --batches 2000 \
-            --out "$OUT/routing.json"
-        job visibility 140 "$patched" python3 "$here/visibility_check.py" "$vision" \
-            "$rows/visibility.json"
-        draft_jobs 140
-        two_jobs 140 one
-        wait
-        draft_compare
-        tail -n 12 "$logs/routing.log"
-    ) &
-    local first=($!)
-    (
-        export CUDA_VISIBLE_DEVICES=0
-        text_dumps 140
-        wait
-        text_compare
-    ) &
-    first+=($!)
-    wait "${first[@]}"
-    results
-    CUDA_VISIBLE_DEVICES=0 job server 130 "$patched" python3 "$here/checks_server.py" patched \
-        "$vision" "$rows/server.json" "$logs/serve.log"
-    two_differ 115
+# serving: text engines of both trees by turns, one of the vision checkpoint; 2 to 6 minutes.
+serving() {
+    job serving 370 "$patched" python3 "$repo/bench/gpu_serving.py" measure "$OUT/serving.json" \
+        "$rows/serving.json" "$logs" "$stock" "$text" "$patched" "$vision"
     wait
-    two_compare
-    results
-    (
-        export CUDA_VISIBLE_DEVICES=0
-        [ $((DEADLINE - SECONDS)) -lt 60 ] || prefill stock "$stock" "$text"
-        [ $((DEADLINE - SECONDS)) -lt 30 ] || prefill patched "$patched" "$text"
-    ) &
-    (
-        export CUDA_VISIBLE_DEVICES=1
-        [ $((DEADLINE - SECONDS)) -lt 30 ] || prefill vision "$patched" "$vision"
-    ) &
-    wait
-    in_tree "$patched" python3 "$repo/bench/visibility.py" compare \
-        "$OUT"/visibility-{stock,patched,vision}.json
-    results
-    python3 "$here/table.py" "$rows" text visibility draft two two_soak two_differ server
 }
 
 figures() {
     in_tree "$patched" timeout 200 python3 "$repo/bench/gpu_tower.py" \
         --native "$PIECES/vision.py" --json "$OUT/tower.json"
-    local name
-    for name in stock:"$stock":"$text" patched:"$patched":"$text" vision:"$patched":"$vision"; do
-        IFS=: read -r label tree model <<<"$name"
-        in_tree "$tree" timeout 200 python3 "$repo/bench/gpu_serving.py" measure "$model" \
-            "$OUT/serving-$label.json" >"$logs/serving-$label.log" 2>&1 ||
-            tail -n 20 "$logs/serving-$label.log"
-    done
-    in_tree "$patched" python3 "$repo/bench/gpu_serving.py" compare \
-        "$OUT"/serving-{stock,patched,vision}.json
+    serving
 }
 
 table() {
     results
     python3 "$here/table.py" "$rows" stock_fails text reference reuse visibility memory eps draft \
-        sm100 server
+        sm100 server serving
 }
 
+# Without the driver's own cache: large, and quick to make again.
 cache() {
-    tar czf "$OUT/cache.tgz" -C "$home" . && ls -l "$OUT/cache.tgz"
+    (cd "$home" && find . -type f -newer "$WORK/set-up" -not -path './.nv/*' -print0) |
+        tar cz -C "$home" --null -T - >"$OUT/cache.tgz" && ls -l "$OUT/cache.tgz"
 }
+
+# shellcheck source=/dev/null
+source "$here/stages_two.sh"
 
 stages=("$@")
 [ "${1:-}" != all ] || stages=(setup warm first second kernels server figures cache table)
 code=0
 for stage in "${stages[@]}"; do
     case $stage in
-    setup | patch | warm | first | second | kernels | server | two | second2 | figures | table | cache) ;;
+    setup | patch | warm | first | second | kernels | server | figures | table | cache) ;;
+    release | two | session) ;;
     *) echo "unknown stage $stage" >&2 && exit 2 ;;
     esac
     begun=$SECONDS

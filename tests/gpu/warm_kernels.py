@@ -1,10 +1,11 @@
 """Compiles in parallel the kernels that the checks will need, into the caches that vLLM reads.
 
-    warm_kernels.py [--jobs 14]
+    warm_kernels.py [--jobs 14] [--only KIND,...]
 
 vLLM compiles them one after another at first use, nine minutes in all. What is missed here is only
 compiled later. The hyper-connection kernels depend on the token count through the number of K
-splits alone (groups of 64 tokens) and on the epsilon; FP8 products through the tile chosen for M.
+splits alone (groups of 64 tokens) and on the epsilon; FP8 products through the tile chosen for M,
+and DeepGEMM keeps those per folder of its headers: once for every tree.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def job_names() -> list[str]:
     names = [f"mhc:{count}:1e-06" for count in COUNTS]
     names += [f"mhc:{count}:1e-20" for count in KEPT_COUNTS]
     names += [f"fp8:{rows}:{columns}" for rows, columns in SHAPES]
-    return [*names, "einsum"]
+    return ["flashinfer", *names, "einsum"]
 
 
 def run_job(name: str) -> None:
@@ -64,9 +65,18 @@ def run_job(name: str) -> None:
         warm_hyper(int(arguments[0]), float(arguments[1]))
     elif kind == "fp8":
         warm_linear(int(arguments[0]), int(arguments[1]))
+    elif kind == "flashinfer":
+        warm_flashinfer()
     else:
         warm_einsum()
     torch.cuda.synchronize()
+
+
+def warm_flashinfer() -> None:
+    """The FP8 product for few rows: one file that takes two minutes to compile."""
+    from flashinfer.jit.gemm import gen_fp8_blockscale_gemm_sm90_module
+
+    gen_fp8_blockscale_gemm_sm90_module().build_and_load()
 
 
 def warm_hyper(tokens: int, eps: float) -> None:
@@ -81,11 +91,11 @@ def warm_hyper(tokens: int, eps: float) -> None:
     x = real(tokens, HIDDEN).bfloat16()
     common = (fn, scale, base, eps, 1e-6, 1e-6, 2.0, 20)
     norms = {"norm_weight": norm, "norm_eps": eps}
-    broadcast = fn.view(-1, STREAMS, HIDDEN).sum(dim=1)
-    residual, post, mix, _ = mhc.mhc_pre_broadcast_tilelang(
-        x, *common, **norms, fn_broadcast=broadcast
-    )
-    mhc.mhc_pre_tilelang(residual, *common, **norms)
+    residual = x[:, None].repeat(1, STREAMS, 1)
+    if hasattr(mhc, "mhc_pre_broadcast_tilelang"):  # since 0.26
+        broadcast = fn.view(-1, STREAMS, HIDDEN).sum(dim=1)
+        mhc.mhc_pre_broadcast_tilelang(x, *common, **norms, fn_broadcast=broadcast)
+    post, mix, _ = mhc.mhc_pre_tilelang(residual, *common, **norms)
     mhc.mhc_fused_post_pre_tilelang(x, residual, post, mix, *common, n_splits=1, tile_n=1, **norms)
     last = mhc.mhc_post_tilelang(x, residual, post, mix)
     head = real(STREAMS, STREAMS * HIDDEN) / 128
@@ -141,13 +151,16 @@ def warm_einsum() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=14)
+    parser.add_argument("--only", default="", help="kinds of jobs: mhc, fp8, einsum, flashinfer")
     parser.add_argument("--job")
     args = parser.parse_args()
     if args.job:
         run_job(args.job)
         return 0
     started = time.monotonic()
-    waiting, running, failed = job_names(), {}, []
+    kinds = set(filter(None, args.only.split(",")))
+    names = [name for name in job_names() if not kinds or name.partition(":")[0] in kinds]
+    waiting, running, failed = list(names), {}, []
     while waiting or running:
         while waiting and len(running) < args.jobs:
             name = waiting.pop(0)
@@ -165,7 +178,7 @@ def main() -> int:
             del running[name]
         time.sleep(0.2)
     seconds = time.monotonic() - started
-    print(f"[warm] {len(job_names()) - len(failed)} jobs, {len(failed)} failed, {seconds:.0f} s")
+    print(f"[warm] {len(names) - len(failed)} jobs, {len(failed)} failed, {seconds:.0f} s")
     return 0
 
 
