@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from vision_exp import tower_fused
+from vision_exp import tower_attention, tower_fused
 from vision_exp.config import VisionConfig
 from vision_exp.tower import Aligner, VisionTower
 
@@ -148,9 +148,9 @@ def measure(name: str, rate: float, tower: Any, aligner: Any, native: Any) -> di
     row["ratio"] = row["ours"] / floor
     row["limit"] = limit
     row["graph"] = graphed(mine)
-    with launched(tower, tower_fused.best_attention()):
+    with launched(tower, tower_attention.best()):
         row["launched"] = milliseconds(mine)
-    with launched(tower, tower_fused.torch_attention):
+    with launched(tower, tower_attention.by_torch):
         row["torch attention"] = milliseconds(mine)
         try:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -193,7 +193,7 @@ def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, flo
     x, hidden = (torch.randn(rows, n, device="cuda").bfloat16() for n in (1024, 2816))
     qkv, gate_up = block.attn.wqkv(x).unflatten(-1, (3, 16, 64)), block.mlp.w1(x)
     angles, step = torch.rand(rows, 32, device="cuda"), x * 1e-3
-    attend = tower_fused.best_attention()
+    attend = tower_attention.best()
 
     def linears() -> None:
         for _ in range(32):
@@ -214,14 +214,14 @@ def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, flo
 
 
 @contextmanager
-def launched(tower: Any, attend: tower_fused.Attend) -> Iterator[None]:
+def launched(tower: Any, attend: tower_attention.Attend) -> Iterator[None]:
     """The fused blocks launched one by one, with a given attention, for a while."""
-    before = tower_fused.best_attention, tower._graphs
-    tower_fused.best_attention, tower._graphs = (lambda: attend), None
+    before = tower_attention.best, tower._graphs
+    tower_attention.best, tower._graphs = (lambda: attend), None
     try:
         yield
     finally:
-        tower_fused.best_attention, tower._graphs = before
+        tower_attention.best, tower._graphs = before
 
 
 @torch.inference_mode()

@@ -161,22 +161,28 @@ class VisionTower(nn.Module):
     ) -> torch.Tensor:
         grids = _grids(vit_grid)
         lengths = _check_rows(patches, grids)
-        x = _tap(taps, "patch_embed", self.patch_embed(patches))
-        turn = self.turn(grids, patches.device)
-        if taps is None and x.is_cuda:
+        on_gpu = taps is None and patches.is_cuda
+        if on_gpu:
             from vision_exp import tower_fused, tower_graphs
 
-            if tower_fused.usable(x):
-                return tower_graphs.run(self, x, turn.cos, turn.sin, lengths)
+            rows = tower_graphs.run(self, patches, grids)
+            if rows is not None:
+                return rows
+        x = _tap(taps, "patch_embed", self.patch_embed(patches))
+        turn = self.turn(grids, patches.device)
+        if on_gpu and tower_fused.usable(x):
+            return tower_fused.run_blocks(
+                list(self.blocks), self.norm, x, turn.cos, turn.sin, lengths
+            )
         for index, block in enumerate(self.blocks):
             x = _tap(taps, f"blocks.{index}", block(x, turn, lengths))
         return _tap(taps, "norm", self.norm(x))
 
     def turn(self, grids: Sequence[Grid], device: torch.device) -> Turn:
         """Rotary tables of packed pictures, put together on the device from one table per axis."""
-        return Turn(*(_spread(axis, grids) for axis in self._axis_tables(device)))
+        return Turn(*(_spread(axis, grids) for axis in self.axis_tables(device)))
 
-    def _axis_tables(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def axis_tables(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of every position along an axis: float32 (positions, head_dim / 4).
 
         No buffers, because a module's ``.to(bfloat16)`` would round those; computed on the CPU, so

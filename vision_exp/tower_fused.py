@@ -11,28 +11,17 @@ Every intermediate is rounded where tower.py rounds it, so both paths compute th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import nn
-from torch.nn import functional as F
 
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = (
-    "vllm.v1.attention.backends.fa_utils:flash_attn_varlen_func",
-    "vllm.v1.attention.backends.fa_utils:get_flash_attn_version",
-)
+from vision_exp import tower_attention
 
 NORM_EPS = 1e-6
-
-#: qkv (n, 3, heads, d) and the rows of each picture, to (n, heads * d).
-Attend = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
-#: The same by row numbers on the device, int32 (pictures + 1,), and a bound for the longest.
-AttendEdges = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 def usable(x: torch.Tensor) -> bool:
@@ -47,14 +36,14 @@ def run_blocks(
     cos: torch.Tensor,
     sin: torch.Tensor,
     lengths: Sequence[int],
-    attend: Attend | None = None,
+    attend: tower_attention.Attend | None = None,
 ) -> torch.Tensor:
     """All blocks and the final norm over packed rows ``x`` (n, dim), which are overwritten.
 
     ``cos``, ``sin``: float32 (n, head_dim / 2). ``lengths``: rows of each picture.
     Sharded layers work as in tower.py: widths are read off what the layers return.
     """
-    attend = attend or best_attention()
+    attend = attend or tower_attention.best()
     norms = [block.norm1 for block in blocks[1:]] + [last_norm]
     normed = add_norm(x, None, blocks[0].norm1.weight)
     for block, after in zip(blocks, norms, strict=True):
@@ -160,65 +149,29 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@cache
-def attention_by_edges() -> AttendEdges | None:
-    """vLLM's FlashAttention, if this vLLM has one for the card; None otherwise."""
-    try:
-        from vllm.v1.attention.backends.fa_utils import (
-            flash_attn_varlen_func,
-            get_flash_attn_version,
-        )
-    except ImportError:
-        return None
-    version = get_flash_attn_version()
-    if version is None:
-        return None
-
-    def flash_attention(qkv: torch.Tensor, edges: torch.Tensor, longest: int) -> torch.Tensor:
-        q, k, v = qkv.unbind(1)
-        out = flash_attn_varlen_func(
-            q=q,
-            k=k,
-            v=v,
-            cu_seqlens_q=edges,
-            cu_seqlens_k=edges,
-            max_seqlen_q=longest,
-            max_seqlen_k=longest,
-            causal=False,
-            fa_version=version,
-            num_splits=1,  # its own choice splits small pictures and takes half as long again
-        )
-        return out.flatten(1)
-
-    return flash_attention
+@triton.jit
+def _spread_kernel(
+    axis_ptr, width_ptr, out_ptr, rows, places, SIZE: tl.constexpr, ROWS: tl.constexpr
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, SIZE)[None, :]
+    inside = (row < rows) & (column >= 0)
+    width = tl.load(width_ptr)
+    # Rows behind the picture's last lie below the table; nobody reads what they get.
+    down = tl.minimum(row // width, places - 1)
+    out = out_ptr + row * 2 * SIZE + column
+    tl.store(out, tl.load(axis_ptr + down * SIZE + column, mask=inside), mask=inside)
+    right = row % width
+    tl.store(out + SIZE, tl.load(axis_ptr + right * SIZE + column, mask=inside), mask=inside)
 
 
-def best_attention() -> Attend:
-    """vLLM's FlashAttention where it is there, else torch's own."""
-    by_edges = attention_by_edges()
-    if by_edges is None:
-        return torch_attention
+def spread(axis: torch.Tensor, width: torch.Tensor, rows: int) -> torch.Tensor:
+    """Axis table (places, k) to (rows, 2 k) for patches of one picture, row by row.
 
-    def flash_attention(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        return by_edges(qkv, _edges(tuple(lengths), qkv.device), max(lengths))
-
-    return flash_attention
-
-
-@lru_cache(maxsize=64)
-def _edges(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Row numbers at which the pictures begin, and the end: int32 (pictures + 1,)."""
-    edges = [0]
-    for length in lengths:
-        edges.append(edges[-1] + length)
-    host = torch.tensor(edges, dtype=torch.int32, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
-
-
-def torch_attention(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """Full attention inside each picture: (n, 3, heads, d) to (n, heads * d)."""
-    parts = []
-    for rows in qkv.split(list(lengths)):
-        q, k, v = rows.permute(1, 2, 0, 3)[:, None].unbind(0)  # (1, heads, n, d)
-        parts.append(F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    A patch's row entry, then its column entry. ``width``: columns of the grid, int32 (1,), read on
+    the device. k is a power of two.
+    """
+    places, size = axis.shape
+    out = axis.new_empty((rows, 2 * size))
+    _spread_kernel[(triton.cdiv(rows, 32),)](axis, width, out, rows, places, SIZE=size, ROWS=32)
+    return out

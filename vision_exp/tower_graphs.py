@@ -1,29 +1,34 @@
-"""CUDA graphs of the tower's blocks for single pictures, captured once at start-up.
+"""CUDA graphs of the tower for single pictures, captured once at start-up.
 
 A picture of 28x28 patches is a millisecond of arithmetic in nine launches per block, and launching
-them takes several. So the blocks are captured for a fixed set of row counts, when the tower first
-runs: in vLLM's profile run, where their memory is counted. A picture runs in the next larger one:
-its rows first, then rows of zeros that form a picture of their own, seen by nobody. Several
-pictures packed into one call keep the device busy by themselves and run without.
+them takes several. So the whole tower, from patches to final rows, is captured for a fixed set of
+row counts when it first runs: in vLLM's profile run, where its memory is counted. A picture runs
+in the next larger one: its patches first, then whatever lies there, which takes part in no
+picture row's attention. Several pictures packed into one call keep the device busy by themselves
+and run without.
 
 Left out, so that the blocks run as they are: sharded towers (their all-reduce belongs into vLLM's
-own capture), attention that cannot take lengths from the device, VISION_EXP_TOWER_GRAPHS=0.
+own capture), cards for which vLLM has no FlashAttention, VISION_EXP_TOWER_GRAPHS=0.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from vision_exp import tower_fused
+from vision_exp import tower_attention, tower_fused
 
 SWITCH = "VISION_EXP_TOWER_GRAPHS"
-#: Rows from the smallest picture that the transform makes to the largest.
-STEP, FEWEST, MOST = 128, 640, 3328
+#: Row counts to capture, for the smallest picture that the transform makes to the largest. One less
+#: than a multiple of 64, for which cuBLAS takes slower kernels (linear layers of a block at 3,200
+#: rows: 135 microseconds, at 3,199: 123, on an H200).
+SIZES = tuple(rows - 1 for rows in (*range(640, 2048, 128), *range(2048, 3329, 64)))
 
 logger = logging.getLogger("vllm.vision_exp")
 
@@ -31,95 +36,118 @@ Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
 
 
+class Places:
+    """Where replays read and write, on the device; all graphs use the same, one after the other."""
+
+    def __init__(self, rows: int, patches: torch.Tensor, out: torch.Tensor) -> None:
+        with torch.inference_mode(False):
+            self.patches = patches.new_zeros((rows, *patches.shape[1:]))
+            self.shape = torch.tensor([0, rows, 1], dtype=torch.int32, device=patches.device)
+            self.out = out.new_empty((rows, *out.shape[1:]))
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """[0, rows of the picture]."""
+        return self.shape[:2]
+
+    @property
+    def width(self) -> torch.Tensor:
+        """[columns of the picture's grid]."""
+        return self.shape[2:]
+
+    def fill(self, patches: torch.Tensor, width: int) -> None:
+        """Puts one picture in place. No synchronisation."""
+        self.patches[: len(patches)].copy_(patches)
+        self.shape.copy_(_shape(len(patches), width, patches.device))
+
+
 class Bucket:
-    """Static buffers for pictures of at most ``rows`` rows, and the captured work on them."""
+    """The captured tower for a picture of at most ``rows`` patches."""
 
     def __init__(
         self,
         tower: Any,
         rows: int,
-        like: torch.Tensor,
-        attend: tower_fused.AttendEdges,
+        places: Places,
+        attend: tower_attention.AttendOne,
         capture: Capture,
     ) -> None:
-        self.rows = rows
-        wide = (rows, tower.config.head_dim // 2)
-        with torch.inference_mode(False), torch.device(like.device):
-            self.x = torch.zeros((rows, like.shape[1]), dtype=like.dtype)
-            self.out = torch.empty_like(self.x)
-            self.cos = torch.ones(wide, dtype=torch.float32)
-            self.sin = torch.zeros_like(self.cos)
-            self.edges = torch.tensor([0, rows // 2, rows], dtype=torch.int32)
+        self.rows, self.places = rows, places
 
         def work() -> None:
+            x = tower.patch_embed(places.patches[:rows])
+            axes = tower.axis_tables(x.device)
+            cos, sin = (tower_fused.spread(axis, places.width, rows) for axis in axes)
             normed = tower_fused.run_blocks(
                 list(tower.blocks),
                 tower.norm,
-                self.x,
-                self.cos,
-                self.sin,
+                x,
+                cos,
+                sin,
                 [rows],
-                lambda qkv, _lengths: attend(qkv, self.edges, rows),
+                lambda qkv, _lengths: attend(qkv, places.keys),
             )
-            self.out.copy_(normed)
+            places.out[:rows].copy_(normed)
 
         self.replay = capture(work)
 
-    def run(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Final rows of one picture ``x`` (n, dim). No synchronisation."""
-        count = len(x)
-        self.x[:count].copy_(x)
-        self.x[count:].zero_()  # the blocks write into x: old rows would grow with every replay
-        self.cos[:count].copy_(cos.view(count, -1))
-        self.sin[:count].copy_(sin.view(count, -1))
-        self.edges[1].fill_(count)
+    def run(self, patches: torch.Tensor, width: int) -> torch.Tensor:
+        """Final rows (n, dim) of one picture's patches (n, 3, p, p). No synchronisation."""
+        self.places.fill(patches, width)
         self.replay()
-        return self.out[:count].clone()
+        return self.places.out[: len(patches)].clone()
 
 
 class Graphs:
     """All buckets of one tower; largest first, so that the smaller ones reuse its memory."""
 
     def __init__(
-        self, tower: Any, like: torch.Tensor, attend: tower_fused.AttendEdges, capture: Capture
+        self,
+        tower: Any,
+        places: Places,
+        attention: Callable[[int], tower_attention.AttendOne],
+        capture: Capture,
     ) -> None:
-        sizes = range(MOST, FEWEST - 1, -STEP)
-        made = [Bucket(tower, rows, like, attend, capture) for rows in sizes]
-        self.buckets = {bucket.rows: bucket for bucket in made}
+        made = [Bucket(tower, rows, places, attention(rows), capture) for rows in reversed(SIZES)]
+        self.buckets = made[::-1]
 
     def bucket(self, lengths: Sequence[int]) -> Bucket | None:
         """The bucket for a call with pictures of these lengths, if it is one for a graph."""
         if len(lengths) != 1:
             return None
-        return self.buckets.get(max(FEWEST, -(-lengths[0] // STEP) * STEP))
+        index = bisect_left(SIZES, lengths[0])
+        return self.buckets[index] if index < len(SIZES) else None
 
 
-def run(
-    tower: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, lengths: Sequence[int]
-) -> torch.Tensor:
-    """All blocks and the final norm over ``x`` (n, dim), by a graph where there is one."""
-    if not torch.cuda.is_current_stream_capturing():
-        graphs = of(tower, x)
-        bucket = graphs.bucket(lengths) if graphs else None
-        if bucket:
-            return bucket.run(x, cos, sin)
-    return tower_fused.run_blocks(list(tower.blocks), tower.norm, x, cos, sin, lengths)
+def run(tower: Any, patches: torch.Tensor, grids: Sequence[tuple[int, int]]) -> torch.Tensor | None:
+    """Final rows (n, dim) by a graph; None where there is none for these pictures."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    graphs = of(tower, patches)
+    bucket = graphs.bucket([height * width for height, width in grids]) if graphs else None
+    return bucket.run(patches, grids[0][1]) if bucket else None
 
 
-def of(tower: Any, like: torch.Tensor) -> Graphs | None:
+def of(tower: Any, patches: torch.Tensor) -> Graphs | None:
     """The tower's graphs, captured now if this is the first call; None where there are none."""
     if not hasattr(tower, "_graphs"):
-        tower._graphs = _make(tower, like)
+        tower._graphs = _make(tower, patches)
     found: Graphs | None = tower._graphs
     return found
 
 
-def _make(tower: Any, like: torch.Tensor) -> Graphs | None:
-    sharded = tower.blocks[0].attn.n_heads != tower.config.n_heads
-    attend = tower_fused.attention_by_edges()
-    if os.environ.get(SWITCH) == "0" or sharded or attend is None:
+def _make(tower: Any, patches: torch.Tensor) -> Graphs | None:
+    heads, device = tower.config.n_heads, patches.device
+    sharded = tower.blocks[0].attn.n_heads != heads
+    if os.environ.get(SWITCH) == "0" or sharded or tower_attention.flash_version() is None:
+        return None
+    row = tower.patch_embed(patches[:1])
+    if not tower_fused.usable(row):
         return None
     pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+
+    def attention(rows: int) -> tower_attention.AttendOne:
+        return tower_attention.for_one(rows, heads, device)
 
     def capture(work: Callable[[], None]) -> Replay:
         # Not torch.cuda.graph: that collects garbage each time, seconds in a large process.
@@ -137,10 +165,17 @@ def _make(tower: Any, like: torch.Tensor) -> Graphs | None:
         return graph.replay
 
     try:
-        graphs = Graphs(tower, like, attend, capture)
+        graphs = Graphs(tower, Places(SIZES[-1], patches, row), attention, capture)
     except RuntimeError as error:
         # Slower, not wrong: the same kernels run one by one.
         logger.warning("[vision-exp] no CUDA graphs for the tower: %s", error)
         return None
     logger.info("[vision-exp] tower graphs for %d row counts", len(graphs.buckets))
     return graphs
+
+
+@lru_cache(maxsize=64)
+def _shape(rows: int, width: int, device: torch.device) -> torch.Tensor:
+    """[0, rows, width] on the device: int32."""
+    host = torch.tensor([0, rows, width], dtype=torch.int32, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
