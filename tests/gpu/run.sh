@@ -102,8 +102,9 @@ patch() {
 }
 
 warm() {
-    job warm 400 "$stock" python3 "$here/warm_kernels.py" --jobs "${WARM_JOBS:-14}"
-    job warm-patched 400 "$patched" python3 "$here/warm_kernels.py" --jobs 6 --only fp8,einsum
+    job warm 400 "$stock" nice -n 10 python3 "$here/warm_kernels.py" --jobs 14
+    job warm-patched 400 "$patched" nice -n 10 python3 "$here/warm_kernels.py" --jobs 6 \
+        --only fp8,einsum
     wait
     grep -h '^\[warm\]' "$logs"/warm*.log
 }
