@@ -21,6 +21,7 @@
 #   cache     pack the kernels compiled since setup into OUT/cache.tgz
 # Not part of `all`:
 #   release   after setup and warm: what another release has to show, server and table included
+#   serving   the serving times alone (part of figures)
 #   two       two GPUs: tensor parallelism
 #   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
 # Stages are called by name, in the loop at the end, and a GPU is chosen for one subshell each:
@@ -214,7 +215,7 @@ results() {
     tar cz -C "$WORK" rows logs >"$OUT/rows-logs.tgz"
 }
 
-# serving: text engines of both trees by turns, one of the vision checkpoint; 2 to 6 minutes.
+# Text engines of both trees by turns, and one of the vision checkpoint.
 serving() {
     job serving 370 "$patched" python3 "$repo/bench/gpu_serving.py" measure "$OUT/serving.json" \
         "$rows/serving.json" "$logs" "$stock" "$text" "$patched" "$vision"
@@ -248,7 +249,7 @@ code=0
 for stage in "${stages[@]}"; do
     case $stage in
     setup | patch | warm | first | second | kernels | server | figures | table | cache) ;;
-    release | two | session) ;;
+    release | serving | two | session) ;;
     *) echo "unknown stage $stage" >&2 && exit 2 ;;
     esac
     begun=$SECONDS
