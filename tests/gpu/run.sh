@@ -110,9 +110,13 @@ warm() {
     grep -h '^\[warm\]' "$logs"/warm*.log
 }
 
-first() {
-    job reference 540 "$patched" python3 "$here/checks_reference.py" "$vision" \
+reference_job() {
+    job reference "$1" "$patched" python3 "$here/checks_reference.py" "$vision" \
         "$rows/reference.json" "$WORK/eager.json"
+}
+
+first() {
+    reference_job 540
     text_dumps 500
     stock_fails 400
     wait
@@ -194,8 +198,7 @@ server() {
 # All on one GPU but for the text dumps where TEXT_GPU names another.
 release() {
     stock_fails 200
-    job reference 300 "$patched" python3 "$here/checks_reference.py" "$vision" \
-        "$rows/reference.json" "$WORK/eager.json"
+    reference_job 300
     visibility_job 300
     (
         export CUDA_VISIBLE_DEVICES=${TEXT_GPU:-${CUDA_VISIBLE_DEVICES:-0}}
@@ -206,9 +209,11 @@ release() {
     wait
     results
     server_job 260
+    draft_jobs 260
     wait
+    draft_compare
     results
-    python3 "$here/table.py" "$rows" stock_fails text reference visibility server
+    python3 "$here/table.py" "$rows" stock_fails text reference visibility server draft
 }
 
 results() {

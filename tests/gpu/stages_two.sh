@@ -73,6 +73,7 @@ session() {
     (
         export CUDA_VISIBLE_DEVICES=0
         server_job 240
+        reference_job 240
         job memory 240 "$patched" python3 "$here/checks_memory.py" "$vision" "$rows/memory.json"
         wait
     ) &
@@ -95,6 +96,6 @@ session() {
         serving
     )
     results
-    python3 "$here/table.py" "$rows" two two_soak two_differ draft visibility server text memory \
-        serving
+    python3 "$here/table.py" "$rows" two two_soak two_differ draft visibility server text \
+        reference memory serving
 }
