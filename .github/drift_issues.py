@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from anchors.drift.pages import finding_markdown
+
 LABEL = "drift"
 LONGEST = 60_000  # characters; GitHub takes 65536
 
@@ -42,7 +45,7 @@ def findings(result: dict[str, Any]) -> dict[str, str]:
             if finding["verdict"] != "drifted":
                 continue
             title = f"{finding['id']} does not fit vLLM {entry['tree']}"
-            bodies.setdefault(title, []).append(_section(finding))
+            bodies.setdefault(title, []).append(finding_markdown(finding))
     return {title: _body(parts) for title, parts in bodies.items()}
 
 
@@ -53,20 +56,6 @@ def _body(parts: list[str]) -> str:
         kept.pop()
     rest = len(parts) - len(kept)
     return "\n\n".join([*kept, *([f"And {rest} more, in the run's report."] if rest else [])])
-
-
-def _section(finding: dict[str, Any]) -> str:
-    lines = [
-        f"- file: `{finding['file']}`",
-        f"- expected: `{finding['expected']}`",
-        f"- found: `{finding['found']}`",
-    ]
-    lines += [f"- nearest: `{candidate}`" for candidate in finding["candidates"]]
-    if finding["since"]:
-        lines.append(f"- since {finding['since']}, applied in {finding['last_good']}")
-    if finding["diff"]:
-        lines += ["", "````diff", finding["diff"], "````"]
-    return "\n".join(lines)
 
 
 def _listed() -> list[dict[str, Any]]:

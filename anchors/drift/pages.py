@@ -87,17 +87,24 @@ def markdown(result: Result) -> str:
         lines.append(f"| {entry['tree']} | {' | '.join(cells)} |")
     for entry in result["trees"]:
         for finding in drifted(entry):
-            lines += ["", f"## {entry['tree']}: {finding['id']}", ""]
-            lines += [f"- file: `{finding['file']}`"]
-            lines += [f"- expected: {_inline(finding['expected'])}"]
-            lines += [f"- found: {_inline(finding['found'])}"]
-            lines += [f"- nearest: `{candidate}`" for candidate in finding["candidates"]]
-            if finding["since"]:
-                lines.append(f"- since {finding['since']}, applied in {finding['last_good']}")
-            if finding["diff"]:
-                lines += ["", "````diff", finding["diff"], "````"]
+            lines += ["", f"## {entry['tree']}: {finding['id']}", "", finding_markdown(finding)]
     lines += ["", *(f"- note: {note}" for note in result["notes"])] if result["notes"] else []
     return "\n".join(lines) + "\n"
+
+
+def finding_markdown(finding: Result) -> str:
+    """What drifted, as a Markdown list and a diff; also the body of an issue."""
+    lines = [
+        f"- file: {_inline(finding['file'])}",
+        f"- expected: {_inline(finding['expected'])}",
+        f"- found: {_inline(finding['found'])}",
+        *(f"- nearest: {_inline(candidate)}" for candidate in finding["candidates"]),
+    ]
+    if finding["since"]:
+        lines.append(f"- since {finding['since']}, applied in {finding['last_good']}")
+    if finding["diff"]:
+        lines += ["", "````diff", finding["diff"], "````"]
+    return "\n".join(lines)
 
 
 def _inline(text: str) -> str:

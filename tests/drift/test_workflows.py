@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from anchors.drift import pages
+
 REPO = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((REPO / ".github" / "workflows").glob("*.yml"))
 
@@ -98,7 +100,9 @@ def call(tmp_path: Path, trees: list[dict], issues: list[dict]) -> list[list[str
     gh.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     script = REPO / ".github" / "drift_issues.py"
-    subprocess.run([sys.executable, script, result], env={**os.environ, "PATH": path}, check=True)
+    # -S: the job that runs it has no package installed.
+    command = [sys.executable, "-S", script, result]
+    subprocess.run(command, env={**os.environ, "PATH": path}, check=True)
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
@@ -130,3 +134,12 @@ def test_a_long_report_fits_an_issue(tmp_path: Path) -> None:
     body = create[create.index("--body") + 1]
     assert len(body) < 65536
     assert body.endswith("And 3 more, in the run's report.")
+
+
+def test_an_issue_says_what_the_report_says(tmp_path: Path) -> None:
+    tree = drifted("0.40.0", "model-hook", "a `name` in\ntwo lines")
+    (create,) = [c for c in call(tmp_path, [tree], []) if c[:2] == ["issue", "create"]]
+    body = create[create.index("--body") + 1]
+    result = {"trees": [tree], "anchors": ["model-hook"], "notes": []}
+    assert body in pages.markdown(result)
+    assert "- found: `a 'name' in two lines`" in body
