@@ -10,15 +10,14 @@ settings.register_profile(
 settings.load_profile("repository")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests of one xdist_group must share a worker: else each worker does their costly set-up."""
-    if not session.config.getoption("loadgroup", default=False):
+    mark = item.get_closest_marker("xdist_group")
+    if mark is None or not item.config.getoption("loadgroup", default=False):
         return
-    for item in session.items:
-        mark = item.get_closest_marker("xdist_group")
-        if mark and not item.nodeid.endswith(f"@{mark.args[0]}"):
-            raise pytest.UsageError(
-                f"{item.nodeid} is not run as part of the group {mark.args[0]}: this pytest and"
-                " this pytest-xdist do not fit together; run bash tests/run.sh, which installs"
-                " two that do"
-            )
+    if not item.nodeid.endswith(f"@{mark.args[0]}"):
+        pytest.fail(
+            f"not run as one of the group {mark.args[0]}: this pytest and this pytest-xdist do not"
+            " fit together; bash tests/run.sh installs two that do",
+            pytrace=False,
+        )
