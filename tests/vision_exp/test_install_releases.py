@@ -34,13 +34,7 @@ EDITED = {
     "DSparkDeepseekV4ForCausalLM": {"load_weights"},
 }
 
-by_release = pytest.mark.parametrize(
-    "release",
-    [
-        pytest.param(version, marks=pytest.mark.xdist_group(f"overlay-{version}"))
-        for version in vllm_rig.RELEASES
-    ],
-)
+by_release = pytest.mark.parametrize("release", vllm_rig.BY_RELEASE)
 
 
 @functools.cache
@@ -48,11 +42,11 @@ def outcome(release: str) -> dict[str, Any]:
     """What both children of a release found. Cached: all tests of a release share one process."""
     with tempfile.TemporaryDirectory(prefix="vision-exp-release-") as name:
         folder = Path(name)
+        stock = _run("stock_child.py", vllm_rig.tree(release), folder, {})["text"]
         patched = vllm_rig.patched_tree(release, folder / "patched")
         cache = {"VLLM_CACHE_ROOT": str(folder / "cache")}
         found = _run("overlay_child.py", patched, folder, cache)
-        found["stock text"] = _run("stock_child.py", vllm_rig.tree(release), folder, {})["text"]
-        return found
+        return {**found, "stock text": stock}
 
 
 def _run(script: str, tree: Path, folder: Path, env: dict[str, str]) -> dict[str, Any]:

@@ -12,11 +12,10 @@ CHILD = Path(__file__).parent / "children" / "routing_child.py"
 LEAST = 20  # checks; a child that ran fewer did not do its work
 
 
-@pytest.mark.parametrize("version", vllm_rig.RELEASES)
+@pytest.mark.parametrize("version", vllm_rig.BY_RELEASE)
 def test_release(version, tmp_path):
     result = tmp_path / "result.json"
-    env = {"PYTHONPATH": f"{vllm_rig.tree(version)}:{vllm_rig.ROOT / 'tests'}:{vllm_rig.ROOT}"}
-    done = vllm_rig.run_child(CHILD, vllm_rig.tree(version), str(result), env=env)
+    done = vllm_rig.run_child(CHILD, vllm_rig.tree(version), str(result))
     assert result.exists(), done.stdout[-3000:] + done.stderr[-3000:]
     checks = json.loads(result.read_text())["checks"]
     failed = {name: trace for name, trace in checks.items() if trace}

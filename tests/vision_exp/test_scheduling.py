@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,12 +110,10 @@ def test_lookahead_follows_the_draft() -> None:
 
 @cache
 def seen(release: str) -> dict[str, Any]:
-    done = vllm_rig.run_child(CHILD, vllm_rig.tree(release))
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return vllm_rig.observe(CHILD, vllm_rig.tree(release))
 
 
-@pytest.fixture(params=vllm_rig.RELEASES)
+@pytest.fixture(params=vllm_rig.BY_RELEASE)
 def release(request: pytest.FixtureRequest) -> dict[str, Any]:
     return seen(request.param)
 

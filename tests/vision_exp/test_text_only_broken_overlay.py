@@ -15,9 +15,14 @@ CHILD = Path(__file__).parent / "children" / "broken_child.py"
 @pytest.mark.parametrize(
     ("damage", "release"),
     [
-        ("missing", vllm_rig.RELEASES[-1]),
-        ("edited", vllm_rig.RELEASES[0]),
-        ("switched off", vllm_rig.RELEASES[2]),
+        pytest.param(
+            damage, *release.values, marks=release.marks, id=f"{damage}-{release.values[0]}"
+        )
+        for damage, release in zip(
+            ("missing", "edited", "switched off"),
+            (vllm_rig.BY_RELEASE[i] for i in (-1, 0, 2)),
+            strict=True,
+        )
     ],
 )
 def test_without_a_working_overlay(damage: str, release: str, tmp_path: Path) -> None:

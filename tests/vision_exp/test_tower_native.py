@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import vllm_rig
 
+pytestmark = pytest.mark.xdist_group(f"vllm-{vllm_rig.RELEASES[-1]}")
 CHILD = Path(__file__).parent / "children" / "tower_native.py"
 NATIVE = "vllm/models/deepseek_v4/common/vision.py"
 

@@ -6,7 +6,6 @@ kernels that attend by plain attention over the keys that the index rows name.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -127,18 +126,11 @@ def test_start_up_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def seen(release: str) -> dict[str, Any]:
-    done = vllm_rig.run_child(CHILD, vllm_rig.tree(release), timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    environment = {"TRITON_INTERPRET": "1"}
+    return vllm_rig.observe(CHILD, vllm_rig.tree(release), env=environment, timeout=600)
 
 
-@pytest.fixture(
-    params=[
-        # One worker per release: its checks share one child process.
-        pytest.param(version, marks=pytest.mark.xdist_group(f"visibility-{version}"))
-        for version in vllm_rig.RELEASES
-    ]
-)
+@pytest.fixture(params=vllm_rig.BY_RELEASE)
 def release(request: pytest.FixtureRequest) -> dict[str, Any]:
     return seen(request.param)
 

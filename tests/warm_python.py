@@ -1,0 +1,111 @@
+"""A Python that has imported what vLLM imports, but no vLLM: it forks itself for each script.
+
+Importing torch, transformers and the rest takes most of the time in which a vLLM is imported, and
+is the same for every release. A fork of this process begins where they are there already, and is
+otherwise as alone as a new process: its own environment variables, working state and exit.
+
+Standard input: one JSON object a line, {"script", "arguments", "environment", "output", "errors"}.
+Standard output: for each of them a line with the fork's process id, then one with its exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import py_compile
+import random
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+# What the releases import at their start. One that is missing here is imported by the script, or
+# its absence is noticed there.
+MODULES = (
+    "torch",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.utils.cpp_extension",
+    "triton",
+    "transformers.modeling_utils",
+    "transformers.processing_utils",
+    "transformers.tokenization_mistral_common",
+    "transformers.video_processing_utils",
+    "openai",
+    "fastapi",
+    "uvicorn",
+    "aiohttp",
+    "requests",
+    "cv2",
+    "zmq.asyncio",
+    "msgspec",
+    "jsonschema",
+    "partial_json_parser",
+    "prometheus_client",
+    "einops",
+    "xgrammar",
+    "hypothesis",
+)
+
+
+def main() -> None:
+    for name in MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else the collector of every fork copies all of these objects' pages
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        request = json.loads(line)
+        process = os.fork()
+        if process == 0:
+            answers.close()
+            run(**request)
+            return
+        print(process, file=answers, flush=True)
+        status = os.waitpid(process, 0)[1]
+        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+
+
+def run(
+    script: str, arguments: list[str], environment: dict[str, str], output: str, errors: str
+) -> None:
+    """Do in this process what `python script arguments` does in a new one."""
+    os.setsid()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    for target, descriptor in ((output, 1), (errors, 2)):
+        file = os.open(target, flags, 0o600)
+        os.dup2(file, descriptor)
+        os.close(file)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.environ.clear()
+    os.environ.update(environment)
+    random.seed()
+    places = environment["PYTHONPATH"].split(os.pathsep)
+    sys.argv = [script, *arguments]
+    sys.path[:] = [str(Path(script).parent), *places, *sys.path[1:]]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        if folder := environment.get("VISION_EXP_TEST_BYTECODE"):
+            keep_bytecode(folder)
+
+
+def keep_bytecode(folder: str) -> None:
+    """Compile what was imported from `folder`, so that the next process need not."""
+    for module in list(sys.modules.values()):
+        spec: Any = getattr(module, "__spec__", None)
+        if spec is None or not spec.cached or not str(spec.origin).startswith(folder + os.sep):
+            continue
+        if not Path(spec.cached).exists():
+            with contextlib.suppress(OSError, py_compile.PyCompileError):
+                py_compile.compile(spec.origin, spec.cached)
+
+
+if __name__ == "__main__":
+    main()
