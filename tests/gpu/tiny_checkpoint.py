@@ -18,22 +18,10 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import released_config as released
 import tiny_tokenizer
 from gpu.checkpoint_tensors import Spec, specs, tensor
 
-#: Added to every vision checkpoint's config; a text-only one has none of these keys.
-VISION_KEYS = {
-    "vision_n_layers": 32,
-    "vision_dim": 1024,
-    "vision_n_heads": 16,
-    "vision_inter_dim": 2816,
-    "vision_patch_size": 14,
-    "vision_rope_theta": 10000.0,
-    "vision_downsample_ratio": 3,
-    "vision_max_n_token": 384,
-    "vision_min_pixels": 147456,
-    "vision_max_wh_ratio": 8,
-}
 VISION_EXTRA = ("vision.", "aligner.", "image_")
 
 
@@ -47,76 +35,22 @@ def config_json(
     **overrides: object,
 ) -> dict:
     """The config.json: the released values, but for the counts given here and ``overrides``."""
-    pattern = [0, 0] + [4, 128] * layers
     config: dict = {
-        "architectures": ["DeepseekV4ForCausalLM"],
-        "model_type": "deepseek_v4",
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "vocab_size": tiny_tokenizer.VOCAB_SIZE,
-        "hidden_size": 4096,
+        **released.LANGUAGE,
         "num_hidden_layers": layers,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 1,
-        "head_dim": 512,
-        "qk_rope_head_dim": 64,
-        "q_lora_rank": 1024,
-        "o_lora_rank": 1024,
-        "o_groups": 8,
-        "hidden_act": "silu",
         "n_routed_experts": experts,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 6,
-        "moe_intermediate_size": 2048,
-        "scoring_func": "sqrtsoftplus",
-        "topk_method": "noaux_tc",
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.5,
-        "swiglu_limit": 10.0,
-        "num_hash_layers": 3,
-        "hc_mult": 4,
-        "hc_sinkhorn_iters": 20,
-        "hc_eps": 1e-6,
-        "sliding_window": 128,
-        "compress_ratios": pattern[:layers] + [0] * 3,
-        "compress_rope_theta": 160000.0,
-        "rope_theta": 10000.0,
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": 16,
-            "original_max_position_embeddings": 65536,
-            "beta_fast": 32,
-            "beta_slow": 1,
-        },
-        "max_position_embeddings": 1048576,
-        "index_n_heads": 64,
-        "index_head_dim": 128,
-        "index_topk": 512,
-        "rms_norm_eps": 1e-6,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "tie_word_embeddings": False,
-        "use_cache": True,
+        "compress_ratios": released.compress_ratios(layers),
+        "rms_norm_eps": released.TEXT_EPS,
         "num_nextn_predict_layers": draft_layers,
     }
     if quantized:
-        config["expert_dtype"] = "fp4"
-        config["quantization_config"] = {
-            "quant_method": "fp8",
-            "activation_scheme": "dynamic",
-            "fmt": "e4m3",
-            "scale_fmt": "ue8m0",
-            "weight_block_size": [128, 128],
-        }
+        config |= released.QUANTIZED
     if draft_layers:
-        config["dspark_block_size"] = 5
-        config["dspark_noise_token_id"] = 128799
-        config["dspark_target_layer_ids"] = list(range(max(layers - 3, 0), layers))
-        config["dspark_markov_rank"] = 256
+        last = list(range(max(layers - 3, 0), layers))
+        config |= {**released.DRAFT, "dspark_target_layer_ids": last}
     if vision_layers:
-        config |= VISION_KEYS | {"vision_n_layers": vision_layers, "rms_norm_eps": 1e-20}
+        config |= released.VISION
+        config |= {"vision_n_layers": vision_layers, "rms_norm_eps": released.VISION_EPS}
     return config | overrides
 
 
