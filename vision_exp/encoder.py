@@ -1,14 +1,22 @@
-"""Runs the tower over the images of a step, and merges rows into embeddings. No host sync."""
+"""Runs the tower over the images of a step, and merges rows into embeddings. No host sync.
+
+Where ranks share out images, the hosts tell each other before the rows are exchanged whether each
+of them has its share: one small message that overlaps with the device's work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
+    "vllm.distributed.parallel_state:get_tp_group",
+    "vllm.distributed.parallel_state:GroupCoordinator.cpu_group",
     "vllm.distributed.parallel_state:get_tensor_model_parallel_rank",
     "vllm.distributed.parallel_state:get_tensor_model_parallel_world_size",
     "vllm.distributed.communication_op:tensor_model_parallel_all_gather(input_, dim)",
@@ -77,16 +85,17 @@ def _spread(
     height = max(sum(counts[i] for i in share) for share in given)
     hidden = model.config.hidden_size
     block = model.image_start.new_zeros((height, hidden))
-    if mine:
-        rows = torch.cat(
-            _run(
-                model,
-                [pieces[i] for i in mine],
-                [grids[i] for i in mine],
-                [counts[i] for i in mine],
+    with _on_all_ranks():
+        if mine:
+            rows = torch.cat(
+                _run(
+                    model,
+                    [pieces[i] for i in mine],
+                    [grids[i] for i in mine],
+                    [counts[i] for i in mine],
+                )
             )
-        )
-        block[: len(rows)] = rows
+            block[: len(rows)] = rows
     gathered = tensor_model_parallel_all_gather(block, dim=0)
     result: list[torch.Tensor] = [gathered] * len(pieces)
     for rank, share in enumerate(given):
@@ -95,6 +104,25 @@ def _spread(
             result[index] = gathered[start : start + counts[index]]
             start += counts[index]
     return result
+
+
+@contextmanager
+def _on_all_ranks() -> Iterator[None]:
+    """Raise on every tensor-parallel rank if the body fails on one: RuntimeError on the others.
+
+    Otherwise a rank that fails would leave the others in the collective that follows.
+    """
+    from vllm.distributed.parallel_state import get_tp_group
+
+    failed = torch.zeros(1, dtype=torch.int32)
+    try:
+        yield
+    except Exception:
+        torch.distributed.all_reduce(failed.fill_(1), group=get_tp_group().cpu_group)
+        raise
+    torch.distributed.all_reduce(failed, group=get_tp_group().cpu_group)
+    if failed:
+        raise RuntimeError("another rank could not encode its share of the images")
 
 
 def merge_rows(embeds: torch.Tensor, rows: Any, is_multimodal: torch.Tensor | None) -> torch.Tensor:

@@ -1,143 +1,261 @@
 """When the tower fails on an image, that image's requests fail and the engine goes on.
 
-vLLM takes any exception in a step for the end of the engine. Here a failed batch is encoded again
-image by image; an image that fails alone gets zero rows, so that the step can finish, and every
-request that reads those rows ends with an error instead of an answer.
+vLLM takes any exception in a step for the end of the engine. Here, in the worker, a failed batch
+is encoded again image by image. An image that fails alone has no rows, and neither has one whose
+cached rows are not as many as its placeholders (two pictures under one uuid). Their requests are
+lent zeros, so that the step can finish, and the step's output names them for failed_requests.py.
 
-Works where one process holds the scheduler and the only worker (no tensor or pipeline
-parallelism). With several ranks an exception on one of them leaves the others waiting in a
-collective, so there it stays fatal; so does a CUDA error that the device does not recover from.
+Every rank does the same. An error that not all tensor-parallel ranks meet in the same call stays
+fatal, as does a CUDA error that the device does not recover from: failed_ranks.py has the rules.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from vision_exp import lazy
-from vision_exp.config import is_vision_exp
+from vision_exp import failed_ranks, failed_requests, lazy, step
+from vision_exp.failed_requests import Failed, Reader
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
-    "vllm.v1.core.sched.scheduler:Scheduler.__init__",
-    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output(scheduler_output)",
-    "vllm.v1.core.sched.scheduler:Scheduler.finish_requests(request_ids, finished_status)",
-    "vllm.v1.core.sched.scheduler:Scheduler.vllm_config",
-    "vllm.v1.core.sched.scheduler:Scheduler.requests",
-    "vllm.v1.core.sched.scheduler:Scheduler.kv_cache_manager",
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids(request_id)",
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.evict_blocks(block_ids)",
     "vllm.v1.core.sched.output:SchedulerOutput.scheduled_new_reqs",
     "vllm.v1.core.sched.output:SchedulerOutput.scheduled_cached_reqs",
     "vllm.v1.core.sched.output:SchedulerOutput.num_scheduled_tokens",
+    "vllm.v1.core.sched.output:SchedulerOutput.free_encoder_mm_hashes",
     "vllm.v1.core.sched.output:NewRequestData.req_id",
     "vllm.v1.core.sched.output:NewRequestData.num_computed_tokens",
     "vllm.v1.core.sched.output:CachedRequestData.req_ids",
     "vllm.v1.core.sched.output:CachedRequestData.num_computed_tokens",
-    "vllm.v1.request:Request.client_index",
-    "vllm.v1.request:Request.is_finished",
-    "vllm.v1.request:Request.mm_features",
-    "vllm.v1.request:Request.num_computed_tokens",
-    "vllm.v1.request:RequestStatus.FINISHED_ERROR",
-    "vllm.v1.engine:EngineCoreOutput.request_id",
-    "vllm.v1.engine:EngineCoreOutput.new_token_ids",
-    "vllm.v1.engine:EngineCoreOutput.finish_reason",
-    "vllm.v1.engine:EngineCoreOutputs.outputs",
-    "vllm.v1.engine:FinishReason.ERROR",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(scheduler_output)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens(grammar_output)",
     "vllm.v1.worker.gpu_model_runner:"
     "GPUModelRunner._batch_mm_inputs_from_scheduler(scheduler_output)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._gather_mm_embeddings(scheduler_output)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.encoder_cache",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.requests",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.vllm_config",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model(scheduler_output)",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens(grammar_output)",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.encoder_cache",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.vllm_config",
+    "vllm.v1.worker.gpu.mm.encoder_cache:EncoderCache.encoder_outputs",
+    "vllm.v1.worker.gpu.mm.encoder_cache:EncoderCache.mm_features",
     "vllm.v1.worker.gpu.mm.encoder_runner:EncoderRunner.prepare_mm_inputs",
-    "vllm.config.parallel:ParallelConfig.world_size",
+    "vllm.v1.worker.gpu.mm.encoder_runner:EncoderRunner.gather_mm_embeddings",
+    "vllm.v1.worker.gpu.mm.encoder_runner:EncoderRunner.encoder_cache",
     "vllm.multimodal.inputs:MultiModalFeatureSpec.identifier",
     "vllm.multimodal.inputs:MultiModalFeatureSpec.mm_position",
     "vllm.multimodal.inputs:PlaceholderRange.offset",
     "vllm.multimodal.inputs:PlaceholderRange.length",
+    "vllm.multimodal.inputs:PlaceholderRange.get_num_embeds",
 )
 
 logger = logging.getLogger("vllm.vision_exp")
 
-_scheduler_pid: int | None = None  # process that schedules a vision checkpoint; forks are others
-_encoding: list[str] = []  # identifiers of the images that the current step encodes, in order
-_failed: set[str] = set()  # identifiers whose cached rows are zeros
+Rows = dict[str, torch.Tensor]  # the runner's cache: identifier -> rows of one image
+Features = Callable[[str], Sequence[Any]]  # request id -> its images
+
+
+class Failures:
+    """What one model runner knows about images without rows. Its state changes once per step."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}  # identifier -> why it has no rows
+        self.like: torch.Tensor | None = None  # a row as the failed ones should have been
+        self.encoding: list[str] = []  # images that the step encodes, in order
+        self.step: Any = None  # SchedulerOutput of the step that runs
+        self.readers: dict[str, Reader] = {}
+
+    def begin(self, scheduler_output: Any, rows: Rows) -> None:
+        """Start a step: the zeros of the last one go, and what the scheduler has forgotten."""
+        for image in self.reasons:
+            rows.pop(image, None)
+        for image in scheduler_output.free_encoder_mm_hashes:
+            self.reasons.pop(image, None)
+        self.step, self.readers = scheduler_output, {}
+
+    def next(self, count: int) -> list[str]:
+        """Identifiers of the next `count` images of the step; fewer if it does not encode them."""
+        taken, self.encoding = self.encoding[:count], self.encoding[count:]
+        return taken
+
+    @contextmanager
+    def lend(self, rows: Rows, features: Features) -> Iterator[None]:
+        """Give rows of zeros to the step's images that have none or a wrong number of them."""
+        lent: list[tuple[Any, str]] = []
+        for request, start, stop in _scheduled(self.step):
+            for feature in features(request):
+                place, image = feature.mm_position, feature.identifier
+                reason = self._reason(feature, rows)
+                if reason is None:
+                    continue
+                if place.offset < stop and start < place.offset + place.length:
+                    self.readers.setdefault(request, Reader(image, place.offset, reason))
+                like: Any = rows.get(image, self.like)
+                # Another request may have the right number of rows under the same name.
+                feature.identifier = f"lent {len(lent)}: {image}"
+                rows[feature.identifier] = like.new_zeros((place.get_num_embeds(), like.shape[-1]))
+                lent.append((feature, image))
+        try:
+            yield
+        finally:
+            for feature, image in lent:
+                del rows[feature.identifier]
+                feature.identifier = image
+
+    def _reason(self, feature: Any, rows: Rows) -> str | None:
+        found, wanted = rows.get(feature.identifier), feature.mm_position.get_num_embeds()
+        if feature.identifier in self.reasons:
+            return self.reasons[feature.identifier]
+        if found is None or len(found) == wanted:
+            return None  # what was never encoded is vLLM's to report
+        return f"an image has {len(found)} rows for {wanted} placeholders"
+
+    def report(self, output: Any) -> Any:
+        """The output of the step, with the requests that failed in it if there are any."""
+        if output is None or not self.readers:
+            return output
+        return failed_requests.attach(output, Failed(self.readers, frozenset(self.reasons)))
+
+
+_current: Failures | None = None  # of the runner whose step runs; None before the first
 
 
 def install() -> None:
-    """Wrap the scheduler, both model runners' input batching and the model's encoder."""
-    lazy.when_imported("vllm.v1.core.sched.scheduler", _wrap_scheduler)
-    lazy.when_imported("vllm.v1.worker.gpu_model_runner", _wrap_runner)
+    """Wrap the scheduler, both model runners and the model's encoder."""
+    failed_requests.install()
+    lazy.when_imported("vllm.v1.worker.gpu_model_runner", _wrap_runner_v1)
+    lazy.when_imported("vllm.v1.worker.gpu.model_runner", _wrap_runner)
     lazy.when_imported("vllm.v1.worker.gpu.mm.encoder_runner", _wrap_encoder_runner)
     lazy.when_imported("vision_exp.model", _wrap_model)
 
 
-def _wrap_scheduler(module: ModuleType) -> None:
-    lazy.wrap(module.Scheduler, "__init__", _scheduler_init)
-    lazy.wrap(module.Scheduler, "update_from_output", _update_from_output)
+def _wrap_runner_v1(module: ModuleType) -> None:
+    _wrap_runner(module)
+    lazy.wrap(module.GPUModelRunner, "_batch_mm_inputs_from_scheduler", _remember_images)
+    lazy.wrap(module.GPUModelRunner, "_gather_mm_embeddings", _gather_v1)
 
 
 def _wrap_runner(module: ModuleType) -> None:
-    lazy.wrap(module.GPUModelRunner, "_batch_mm_inputs_from_scheduler", _remember_images)
+    lazy.wrap(module.GPUModelRunner, "execute_model", _execute_model)
+    lazy.wrap(module.GPUModelRunner, "sample_tokens", _sample_tokens)
 
 
 def _wrap_encoder_runner(module: ModuleType) -> None:
     lazy.wrap(module.EncoderRunner, "prepare_mm_inputs", _remember_images)
+    lazy.wrap(module.EncoderRunner, "gather_mm_embeddings", _gather_v2)
 
 
 def _wrap_model(module: ModuleType) -> None:
     lazy.wrap(module.VisionExpMixin, "embed_multimodal", _embed_multimodal)
 
 
-def _scheduler_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    global _scheduler_pid
-    original(self, *args, **kwargs)
-    config = self.vllm_config
-    if config.parallel_config.world_size == 1 and is_vision_exp(config.model_config.hf_config):
-        _scheduler_pid = os.getpid()
+def _execute_model(
+    original: Any, runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
+    global _current
+    _current = _of(runner)
+    if _current is None:
+        return original(runner, scheduler_output, *args, **kwargs)
+    cache = runner.encoder_cache
+    _current.begin(scheduler_output, getattr(cache, "encoder_outputs", cache) or {})
+    return _current.report(original(runner, scheduler_output, *args, **kwargs))
+
+
+def _sample_tokens(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    output = original(runner, *args, **kwargs)
+    return output if _current is None else _current.report(output)
+
+
+def _of(runner: Any) -> Failures | None:
+    if not hasattr(runner, "_vision_exp_failures"):
+        isolated = failed_ranks.isolated(runner.vllm_config)
+        runner._vision_exp_failures = Failures() if isolated else None
+    return runner._vision_exp_failures
 
 
 def _remember_images(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     found = original(self, *args, **kwargs)
-    identifiers, inputs = found[:2]
-    _encoding[:] = [
-        identifier
-        for identifier, (modality, _) in zip(identifiers, inputs, strict=True)
-        if modality == "image"
-    ]
+    if _current is not None:
+        identifiers, inputs = found[:2]
+        _current.encoding = [
+            identifier
+            for identifier, (modality, _) in zip(identifiers, inputs, strict=True)
+            if modality == "image"
+        ]
     return found
 
 
-def _embed_multimodal(original: Any, self: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
+def _gather_v1(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    requests = runner.requests
+    return _lending(
+        runner.encoder_cache,
+        lambda name: requests[name].mm_features,
+        lambda: original(runner, *args, **kwargs),
+    )
+
+
+def _gather_v2(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    cache = runner.encoder_cache
+    return _lending(
+        cache.encoder_outputs,
+        lambda name: cache.mm_features[name],
+        lambda: original(runner, *args, **kwargs),
+    )
+
+
+def _lending(rows: Rows, features: Features, gather: Callable[[], Any]) -> Any:
+    if _current is None or not step.current().has_image_rows:
+        return gather()
+    with _current.lend(rows, features):
+        return gather()
+
+
+def _scheduled(scheduler_output: Any) -> Iterator[tuple[str, int, int]]:
+    """(request, start, stop): the prompt positions that a step computes."""
+    starts = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
+    cached = scheduler_output.scheduled_cached_reqs
+    starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    for request, count in scheduler_output.num_scheduled_tokens.items():
+        yield request, starts[request], starts[request] + count
+
+
+def _embed_multimodal(original: Any, model: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
     count = len(kwargs["llm_grid"])
-    identifiers, _encoding[:] = _encoding[:count], _encoding[count:]
-    if _scheduler_pid != os.getpid() or len(identifiers) < count:
-        return original(self, **kwargs)  # several processes, or a profiling run
+    images = _current.next(count) if _current is not None else []
+    if _current is None or len(images) < count:
+        return original(model, **kwargs)  # errors are fatal here, or this is a profiling run
     try:
-        rows = _checked(original(self, **kwargs), kwargs["llm_grid"])
+        rows = _checked(original(model, **kwargs), kwargs["llm_grid"])
     except Exception as error:  # noqa: BLE001 - whatever it is, it concerns these images alone
-        _recover(error)
-        rows = [
-            _encode_alone(original, self, identifier, one)
-            for identifier, one in zip(identifiers, split(kwargs), strict=True)
+        failed_ranks.recover(error, images)
+        return [
+            _encode_alone(original, model, image, one)
+            for image, one in zip(images, split(kwargs), strict=True)
         ]
-    else:
-        _failed.difference_update(identifiers)
+    for image in images:
+        _current.reasons.pop(image, None)
     return rows
 
 
-def _encode_alone(original: Any, model: Any, identifier: str, kwargs: Any) -> torch.Tensor:
+def _encode_alone(original: Any, model: Any, image: str, kwargs: Any) -> torch.Tensor:
+    failures: Any = _current
     try:
         (rows,) = _checked(original(model, **kwargs), kwargs["llm_grid"])
     except Exception as error:
-        _recover(error)
-        _failed.add(identifier)
+        failed_ranks.recover(error, [image])
         logger.exception("[vision-exp] an image cannot be encoded; its requests fail")
+        failures.reasons[image] = f"an image cannot be encoded: {type(error).__name__}: {error}"
+        failures.like = model.image_start
         height, width = kwargs["llm_grid"][0].tolist()
         return model.image_start.new_zeros((height * width, model.image_start.shape[-1]))
-    _failed.discard(identifier)
+    failures.reasons.pop(image, None)
     return rows
 
 
@@ -149,18 +267,7 @@ def _checked(rows: Sequence[torch.Tensor], llm_grid: torch.Tensor) -> Sequence[t
     return rows
 
 
-def _recover(error: Exception) -> None:
-    """Raise `error` again if the device is lost with it; else make room for another attempt."""
-    if not torch.cuda.is_available():
-        return
-    try:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-    except RuntimeError as lost:
-        raise error from lost
-
-
-def split(kwargs: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+def split(kwargs: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     """The encoder's inputs for several images (see processor.py) as inputs for one each."""
     vit, llm = kwargs["vit_grid"], kwargs["llm_grid"]
     patches = kwargs["patches"].split(vit.prod(-1).tolist())
@@ -169,49 +276,3 @@ def split(kwargs: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         {**kwargs, "patches": p, "perm": o, "vit_grid": v, "llm_grid": g}
         for p, o, v, g in zip(patches, perm, vit.split(1), llm.split(1), strict=True)
     ]
-
-
-def _update_from_output(original: Any, self: Any, scheduler_output: Any, *args: Any) -> Any:
-    doomed = _readers(self, scheduler_output) if _failed else []
-    if doomed:
-        _finish(self, doomed)
-    outputs = original(self, scheduler_output, *args)
-    if doomed:
-        from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
-
-        for request in doomed:
-            outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(
-                EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR)
-            )
-    return outputs
-
-
-def _readers(scheduler: Any, scheduler_output: Any) -> list[Any]:
-    """Unfinished requests whose tokens of this step include rows of a failed image."""
-    starts = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
-    cached = scheduler_output.scheduled_cached_reqs
-    starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-    readers = []
-    for name, count in scheduler_output.num_scheduled_tokens.items():
-        request = scheduler.requests.get(name)
-        if request is None or request.is_finished():
-            continue
-        start = starts.get(name, request.num_computed_tokens - count)
-        for feature in request.mm_features or ():
-            place = feature.mm_position
-            reached = place.offset < start + count and start < place.offset + place.length
-            if reached and feature.identifier in _failed:
-                readers.append(request)
-                break
-    return readers
-
-
-def _finish(scheduler: Any, requests: Sequence[Any]) -> None:
-    from vllm.v1.request import RequestStatus
-
-    manager = scheduler.kv_cache_manager
-    for request in requests:
-        # What was computed from zero rows may not serve a later request with the same picture.
-        blocks = {block for group in manager.get_block_ids(request.request_id) for block in group}
-        manager.evict_blocks(blocks)
-    scheduler.finish_requests({r.request_id for r in requests}, RequestStatus.FINISHED_ERROR)

@@ -1,207 +1,263 @@
-"""Checks that a failing image ends its requests and nothing else.
+"""Checks that a failing image ends its requests and nothing else, in one process.
 
-Real here: the release's scheduler, KV cache manager, requests and the code of both model runners
-that lists a step's images. Stand-ins: the language model (one token for every request) and the
-tower, which fails on chosen pictures.
+The release's scheduler and KV cache manager, and tiny_runner.py as the worker; what passes between
+them is pickled, as it is between processes. failures_child.py has the processes.
 """
 
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
+import pickle
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-import messages_rig as rig
-import scheduling_child
-import torch
+import numpy as np
+import scheduling_rig
+import tiny_requests
+import tiny_runner
 
-from vision_exp import encoder_failures
+from vision_exp import failed_ranks, failed_requests
 
-BLOCK = 500  # tokens of the prompt for each picture
-
-
-class Tower:
-    """Raises for pictures whose value is in `broken`; refuses batches larger than `most`."""
-
-    def __init__(self, broken: set[float], most: int = 99) -> None:
-        self.broken, self.most, self.calls = broken, most, 0
+tiny_runner.replace_language_model()
+# Otherwise each engine gives the same prompts other hashes.
+os.environ["PYTHONHASHSEED"] = "0"
 
 
-def model(tower: Tower) -> Any:
-    """An instance of the overlay's model mixin whose encoder is `tower`."""
-    from vision_exp.model import VisionExpMixin
+@cache
+def one_rank() -> None:
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
-    made = object.__new__(VisionExpMixin)
-    made.image_start = torch.zeros(8)
-    made.spread_images = False
-
-    def vision(patches: torch.Tensor, grid: Any) -> torch.Tensor:
-        tower.calls += 1
-        value = float(patches[0, 0, 0, 0])
-        if value in tower.broken:
-            raise RuntimeError(f"picture {value} broke the tower")
-        return torch.full((1,), value)
-
-    made.vision = vision
-    made.aligner = lambda rows, grid: torch.full((4, 8), float(rows[0]))
-    return made
-
-
-def inputs(value: float) -> dict[str, torch.Tensor]:
-    return {
-        "patches": torch.full((16, 3, 14, 14), value),
-        "vit_grid": torch.tensor([4, 4]),
-        "llm_grid": torch.tensor([2, 2]),
-        "perm": torch.arange(4, dtype=torch.int32),
-    }
+    store = Path(tempfile.mkdtemp(), "store")
+    with set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
+        initialize_model_parallel(1, 1)
 
 
 class Engine:
-    """One process: scheduler and worker. `runner` is "v1" or "v2"."""
+    """A scheduler and one worker. `runner` is "v1" or "v2"."""
 
-    def __init__(self, server: rig.Server, runner: str, tower: Tower) -> None:
-        encoder_failures._failed.clear()
-        hf_config = server.config.model_config.hf_config
-        self.scheduler = scheduling_child.build(hf_config, tokens=8192, caching=True)
-        self.model = model(tower)
-        self.rows: dict[str, torch.Tensor] = {}
-        self.features: dict[str, Any] = {}
-        self.list_images = {"v1": self._v1, "v2": self._v2}[runner]
-        self.outputs: dict[str, Any] = {}
+    def __init__(self, hf_config: Any, runner: str, *broken: float) -> None:
+        one_rank()
+        self.scheduler = scheduling_rig.build(hf_config, tokens=8192, caching=True)
+        self.model = tiny_runner.Model()
+        self.model.broken = {value: {0} for value in broken}
+        self.worker = tiny_runner.make(runner, self.scheduler.vllm_config, self.model)
+        self.worker.block = 256
+        self.worker.kv = np.zeros(4000 * 256)
+        self.reasons: dict[str, Any] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, str] = {}
         self.hits: dict[str, int] = {}  # tokens that the prefix cache had for a request
+        self.sent: list[bytes] = []  # the worker's outputs as they travel
 
-    def add(self, name: str, pictures: list[float], seed: int = 0) -> Any:
-        places = [(5 + BLOCK * i, BLOCK - 10, str(value)) for i, value in enumerate(pictures)]
-        length = 5 + BLOCK * len(pictures) + 20
-        request = scheduling_child.request(self.scheduler, name, length, places, seed)
-        for feature, value in zip(request.mm_features or (), pictures, strict=True):
-            feature.data = inputs(value)
-        self.features[name] = request.mm_features or []
-        self.scheduler.add_request(request)
-        return request
+    @property
+    def rows(self) -> dict[str, Any]:
+        cache = self.worker.encoder_cache
+        return getattr(cache, "encoder_outputs", cache)
 
-    def _v1(self, output: Any) -> Any:
-        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    def add(self, name: str, pictures: Sequence[float] = (), **options: Any) -> Any:
+        made = tiny_requests.request(name, pictures, self.scheduler.hasher, **options)
+        self.scheduler.add_request(made)
+        return made
 
-        requests = {n: SimpleNamespace(mm_features=f) for n, f in self.features.items()}
-        runner = SimpleNamespace(requests=requests)
-        return GPUModelRunner._batch_mm_inputs_from_scheduler(runner, output)
-
-    def _v2(self, output: Any) -> Any:
-        from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
-
-        cache = SimpleNamespace(mm_features=self.features, encoder_outputs=self.rows)
-        runner = SimpleNamespace(encoder_cache=cache)
-        return EncoderRunner.prepare_mm_inputs(runner, output.scheduled_encoder_inputs)
-
-    def step(self) -> None:
-        from vllm.v1.outputs import ModelRunnerOutput
-
+    def schedule(self) -> Any:
         output = self.scheduler.schedule()
         self.hits.update({n.req_id: n.num_computed_tokens for n in output.scheduled_new_reqs})
-        for key in output.free_encoder_mm_hashes:
-            self.rows.pop(key, None)
-        keys, data = self.list_images(output)[:2]
-        if keys:
-            values = [one for _, one in data]
-            batch = {
-                name: (torch.cat if name in ("patches", "perm") else torch.stack)(
-                    [value[name] for value in values]
-                )
-                for name in values[0]
-            }
-            self.rows.update(zip(keys, self.model.embed_multimodal(**batch), strict=True))
-        names = list(output.num_scheduled_tokens)
-        reqs = [self.scheduler.requests[name] for name in names]
-        result = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: i for i, name in enumerate(names)},
-            sampled_token_ids=[[7] if r.num_computed_tokens >= r.num_tokens else [] for r in reqs],
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
+        return output
+
+    def work(self, output: Any) -> Any:
+        self.worker.execute_model(pickle.loads(pickle.dumps(output)))
+        self.sent.append(pickle.dumps(self.worker.sample_tokens(None)))
+        return pickle.loads(self.sent[-1])
+
+    def update(self, output: Any, result: Any) -> None:
         for done in self.scheduler.update_from_output(output, result).values():
             for one in done.outputs:
+                self.tokens.setdefault(one.request_id, []).extend(one.new_token_ids)
                 if one.finish_reason is not None:
-                    self.outputs[one.request_id] = str(one.finish_reason)
+                    self.ends[one.request_id] = str(one.finish_reason)
+                    self.reasons[one.request_id] = one.stop_reason
 
     def run(self) -> dict[str, str]:
         """Finish reason of every request, after at most 50 steps."""
         for _ in range(50):
             if not self.scheduler.has_unfinished_requests():
-                return self.outputs
-            self.step()
+                return self.ends
+            output = self.schedule()
+            self.update(output, self.work(output))
         raise AssertionError(f"still running: {list(self.scheduler.requests)}")
 
 
-def check_failing_image(server: rig.Server) -> None:
+def alone(hf_config: Any, runner: str, pictures: Sequence[float], **options: Any) -> list[int]:
+    """The tokens of a request that has an engine to itself."""
+    engine = Engine(hf_config, runner)
+    engine.add("r", pictures, **options)
+    assert engine.run() == {"r": "length"}
+    return engine.tokens["r"]
+
+
+def check_failing_image(hf_config: Any) -> None:
     for runner in ("v1", "v2"):
-        tower = Tower({2.0})
-        engine = Engine(server, runner, tower)
+        engine = Engine(hf_config, runner, 2.0)
+        long = {"before": 300, "after": 300}
         engine.add("good", [1.0, 3.0])
-        engine.add("bad", [4.0, 2.0], seed=1)
-        engine.add("text", [], seed=2)
+        engine.add("bad", [4.0, 2.0], seed=1, **long)
+        engine.add("text", seed=2)
         assert engine.run() == {"good": "length", "bad": "error", "text": "length"}, runner
-        assert float(engine.rows["1.0"][0, 0]) == 1.0
-        # The zero rows are still cached, and so are the blocks of the prompt: neither is used.
-        engine.add("again", [4.0, 2.0], seed=1)
+        assert engine.tokens["good"] == alone(hf_config, runner, [1.0, 3.0])
+        assert engine.tokens["text"] == alone(hf_config, runner, [], seed=2)
+        assert engine.tokens["bad"] == [] and "picture 2.0 broke" in engine.reasons["bad"]
+        # Its place in the encoder cache is free and the worker holds no rows for it.
+        manager = engine.scheduler.encoder_cache_manager
+        assert set(manager.cached) == {"1.0", "3.0", "4.0"}
+        held = sum(r.get_num_encoder_embeds(0) for r in [engine.add("x", [1.0])])
+        engine.scheduler.finish_requests("x", scheduling_rig.status())
+        assert manager.num_free_slots == manager.cache_size - 3 * held
+        assert manager.num_freeable_slots == manager.cache_size
+        # Blocks before the image are good and found again; those from it on are not.
+        calls = len(engine.model.calls)
+        engine.add("again", [4.0, 2.0], seed=1, **long)
         assert engine.run()["again"] == "error", runner
-        # Once the picture can be encoded, it is.
-        tower.broken.clear()
-        engine.scheduler.encoder_cache_manager.reset()
-        engine.rows.clear()
-        engine.add("cured", [4.0, 2.0], seed=1)
-        assert engine.run()["cured"] == "length", runner
-        assert engine.hits["again"] == engine.hits["cured"] == 0, runner
-        engine.add("hit", [4.0, 2.0], seed=1)
-        assert engine.run()["hit"] == "length" and engine.hits["hit"] > 0, runner
+        assert len(engine.model.calls) > calls, "not encoded again"
+        assert engine.hits["again"] == 512, (runner, engine.hits)
+        # Once the picture can be encoded, it is, and everything is found again.
+        engine.model.broken.clear()
+        for name, hit in (("cured", 512), ("hit", 768)):
+            engine.add(name, [4.0, 2.0], seed=1, **long)
+            assert engine.run()[name] == "length" and engine.hits[name] == hit, (runner, hit)
+            assert engine.tokens[name] == alone(hf_config, runner, [4.0, 2.0], seed=1, **long)
         assert float(engine.rows["2.0"][0, 0]) == 2.0
-        assert not encoder_failures._failed
 
 
-def check_failing_batch(server: rig.Server) -> None:
+def check_requests_that_share_blocks(hf_config: Any) -> None:
+    """Scheduled in the same step, a prefix is shared before it is computed."""
+    engine = Engine(hf_config, "v2", 2.0)
+    long = {"before": 20, "after": 600}
+    engine.add("bad", [2.0], **long)
+    engine.add("same", [2.0], **long)
+    engine.add("beside", [1.0], seed=3)
+    output = engine.schedule()
+    # A hit that covers the image, so that no token of the request itself reads it.
+    assert engine.hits["same"] == 512 and len(output.num_scheduled_tokens) == 3
+    engine.update(output, engine.work(output))
+    assert engine.run() == {"bad": "error", "same": "error", "beside": "length"}
+    assert "shares blocks" in engine.reasons["same"]
+
+
+def check_steps_in_flight(hf_config: Any) -> None:
+    """Under asynchronous scheduling the next step is scheduled before the failure is known."""
+    for runner in ("v1", "v2"):
+        engine = Engine(hf_config, runner, 2.0)
+        engine.add("bad", [2.0])
+        first = engine.schedule()
+        engine.add("late", [2.0], seed=5)  # finds the image in the encoder cache
+        second = engine.schedule()
+        assert "late" not in second.scheduled_encoder_inputs
+        failed = engine.work(first)
+        late = engine.work(second)
+        engine.update(first, failed)
+        engine.update(second, late)
+        assert engine.run() == {"bad": "error", "late": "error"}, runner
+        engine.model.broken.clear()
+        engine.add("cured", [2.0], seed=5)
+        assert engine.run()["cured"] == "length"
+        assert engine.tokens["cured"] == alone(hf_config, runner, [2.0], seed=5)
+
+
+def check_preempted_while_it_ran(hf_config: Any) -> None:
+    engine = Engine(hf_config, "v2", 2.0)
+    bad = engine.add("bad", [2.0], before=300, after=300)
+    output = engine.schedule()
+    failed = engine.work(output)
+    engine.scheduler._preempt_request(bad, 0.0)
+    engine.scheduler.running.remove(bad)
+    engine.update(output, failed)
+    assert engine.ends == {"bad": "error"}
+    engine.add("again", [2.0], before=300, after=300)
+    engine.schedule()
+    assert engine.hits["again"] == 0
+
+
+def check_failing_batch(hf_config: Any) -> None:
     """A batch that fails as a whole is encoded image by image; all requests are answered."""
-    engine = Engine(server, "v2", Tower(set()))
-    stock = engine.model.embed_multimodal.__func__.__wrapped__
-    sizes = []
-
-    def crowded(self: Any, **kwargs: Any) -> Any:
-        sizes.append(len(kwargs["llm_grid"]))
-        if sizes[-1] > 1:
-            raise torch.OutOfMemoryError("too many at once")
-        return stock(self, **kwargs)
-
-    engine.model.embed_multimodal = lambda **kwargs: encoder_failures._embed_multimodal(
-        crowded, engine.model, **kwargs
-    )
+    engine = Engine(hf_config, "v2")
+    engine.model.most = 1
     engine.add("a", [1.0, 2.0])
     engine.add("b", [3.0], seed=1)
     assert engine.run() == {"a": "length", "b": "length"}
-    assert sizes == [3, 1, 1, 1]
-    assert [float(engine.rows[key][0, 0]) for key in ("1.0", "2.0", "3.0")] == [1.0, 2.0, 3.0]
+    assert engine.model.calls == [[1.0, 2.0, 3.0], [1.0], [2.0], [3.0]]
+    assert engine.tokens["a"] == alone(hf_config, "v2", [1.0, 2.0])
 
 
-def check_wrong_number_of_rows(server: rig.Server) -> None:
-    engine = Engine(server, "v2", Tower(set()))
-    engine.model.aligner = lambda rows, grid: torch.zeros((3 if rows[0] == 2 else 4, 8))
-    # index_select would notice too few rows itself; too many would shift the next image's.
+def check_wrong_number_of_rows(hf_config: Any) -> None:
+    """From the tower; too many would shift the next image's."""
+    engine = Engine(hf_config, "v2")
+    stock = engine.model.aligner
+    engine.model.aligner = lambda rows, grids: (
+        stock(rows, grids)[:-1] if 2.0 in rows else stock(rows, grids)
+    )
     engine.add("a", [1.0])
     engine.add("b", [2.0], seed=1)
     assert engine.run() == {"a": "length", "b": "error"}
 
 
-def check_failures_elsewhere_stay_fatal(server: rig.Server) -> None:
-    """In a worker process of its own, where ranks wait for each other, the exception is raised."""
-    engine = Engine(server, "v1", Tower({1.0}))
-    here = encoder_failures._scheduler_pid
-    encoder_failures._scheduler_pid = os.getppid()
-    try:
-        engine.add("a", [1.0])
+def check_rows_of_another_picture(hf_config: Any) -> None:
+    """One uuid for two pictures: rows are cached, but not as many as there are placeholders."""
+    for runner in ("v1", "v2"):
+        engine = Engine(hf_config, runner)
+        engine.add("first", [1.0], key="mine")
         engine.run()
-    except RuntimeError as error:
-        assert "broke the tower" in str(error)
-    else:
-        raise AssertionError("swallowed")
-    finally:
-        encoder_failures._scheduler_pid = here
+        engine.add("other", [2.0], key="mine", seed=1, grid=(2, 4))
+        engine.add("first again", [1.0], key="mine", seed=2)
+        ends = engine.run()
+        assert ends == {"first": "length", "other": "error", "first again": "length"}, runner
+        assert "4 rows for 8" in engine.reasons["other"]
+        assert engine.tokens["first again"] == alone(hf_config, runner, [1.0], key="mine", seed=2)
+
+
+def check_nothing_is_added_without_a_failure(hf_config: Any) -> None:
+    """Outputs are stock's to the byte, with images and without."""
+    import copy
+
+    from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+
+    engine = Engine(hf_config, "v1", 2.0)
+    engine.add("a", [1.0])
+    engine.add("text", seed=1)
+    engine.run()
+    for sent in engine.sent:
+        found = pickle.loads(sent)
+        assert vars(found).keys() == ModelRunnerOutput.__dataclass_fields__.keys()
+        assert pickle.dumps(found) == pickle.dumps(ModelRunnerOutput(**vars(copy.copy(found))))
+    # vLLM's shared empty output is never written to.
+    reader = failed_requests.Reader("i", 0, "reason")
+    failed = failed_requests.Failed({"r": reader}, frozenset("i"))
+    marked = failed_requests.attach(EMPTY_MODEL_RUNNER_OUTPUT, failed)
+    assert getattr(pickle.loads(pickle.dumps(marked)), failed_requests.FIELD) == failed
+    assert not hasattr(EMPTY_MODEL_RUNNER_OUTPUT, failed_requests.FIELD)
+
+
+def check_failures_elsewhere_stay_fatal(hf_config: Any) -> None:
+    """Where another rank answers, or rows may have been copied away, the exception is raised."""
+    for change in ("pipeline", "kv", "ec", "text"):
+        engine = Engine(hf_config, "v1", 1.0)
+        config = engine.scheduler.vllm_config
+        assert failed_ranks.isolated(config)
+        if change == "pipeline":
+            config.parallel_config.world_size = 2
+        elif change == "text":
+            config.model_config.hf_config = scheduling_rig.TEXT
+        else:
+            setattr(config, f"{change}_transfer_config", object())
+        assert not failed_ranks.isolated(config)
+        engine.add("a", [1.0])
+        try:
+            engine.run()
+        except RuntimeError as error:
+            assert "broke the tower" in str(error)
+        else:
+            raise AssertionError(f"swallowed: {change}")

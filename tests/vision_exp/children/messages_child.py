@@ -18,7 +18,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import failures_checks as failures
 import messages_checks as checks
 import messages_http as http
 import messages_rig as rig
@@ -64,7 +63,7 @@ def main() -> None:
         server = rig.serve(Path(name, "vision"), vision=True)
         plain = rig.serve(Path(name, "text"), vision=False)
         seconds["set-up"] = round(time.monotonic() - start, 1)
-        for name, check in {**vars(checks), **vars(failures), **vars(offline)}.items():
+        for name, check in {**vars(checks), **vars(offline)}.items():
             if name.startswith("check_") and (not only or name in only):
                 wanted = len(inspect.signature(check).parameters)
                 run(name, check, *(server, plain)[:wanted])
