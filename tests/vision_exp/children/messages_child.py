@@ -14,11 +14,15 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import messages_checks as checks
+import failures_checks as failures
+import messages_checks_pictures as pictures
+import messages_checks_random as conversations
+import messages_checks_text as texts
 import messages_http as http
 import messages_rig as rig
 import offline_checks as offline
@@ -43,6 +47,16 @@ def check_rust_front_end(module: Any) -> None:
         del os.environ[messages.RUST_VARIABLE]
 
 
+def found(*modules: ModuleType) -> dict[str, Callable[..., None]]:
+    """The checks of the modules, in their order."""
+    return {
+        name: value
+        for module in modules
+        for name, value in vars(module).items()
+        if name.startswith("check_")
+    }
+
+
 def main() -> None:
     results: dict[str, str | None] = {}
     seconds: dict[str, float] = {}
@@ -63,12 +77,11 @@ def main() -> None:
         server = rig.serve(Path(name, "vision"), vision=True)
         plain = rig.serve(Path(name, "text"), vision=False)
         seconds["set-up"] = round(time.monotonic() - start, 1)
-        for name, check in {**vars(checks), **vars(offline)}.items():
-            if name.startswith("check_") and (not only or name in only):
+        for name, check in found(texts, pictures, conversations, failures, offline).items():
+            if not only or name in only:
                 wanted = len(inspect.signature(check).parameters)
                 run(name, check, *(server, plain)[:wanted])
-        over_http = {n: f for n, f in vars(http).items() if n.startswith("check_")}
-        over_http = {n: f for n, f in over_http.items() if not only or n in only}
+        over_http = {n: f for n, f in found(http).items() if not only or n in only}
         if over_http:
             start = time.monotonic()
             with http.running(server) as api:

@@ -15,10 +15,13 @@ import urllib.request
 from contextlib import contextmanager
 from typing import Any
 
-import messages_checks as checks
 import messages_rig as rig
 import openai
-from messages_rig import part, text
+from messages_checks_pictures import bad_parts
+from messages_conversations import ASK
+from messages_rig import SENTINEL, part, text
+
+from vision_exp.tokens import PLACEHOLDER
 
 TOKEN = 50
 TASKS = ("generate",)
@@ -169,7 +172,7 @@ def check_http_chat(api: Api) -> None:
     image_tokens = sum(token in rig.SENTINEL_IDS for token in ids)
     details = answer.usage.prompt_tokens_details
     assert details.multimodal_tokens == {"image": image_tokens}, details
-    api.chat([{"role": "system", "content": f"quote {checks.PLACEHOLDER} <image>"}, USER])
+    api.chat([{"role": "system", "content": f"quote {PLACEHOLDER} <image>"}, USER])
     assert api.last_images() == 2
     chunks = list(api.chat([USER], stream=True))
     assert chunks and api.last_ids() == ids
@@ -180,7 +183,7 @@ def check_http_roles(api: Api) -> None:
         bad = {"role": role, "content": [part(0)], **extra}
         for stream in (False, True):
             status_400(
-                lambda b=bad, s=stream: api.chat([checks.ASK, b, checks.ASK], stream=s),
+                lambda b=bad, s=stream: api.chat([ASK, b, ASK], stream=s),
                 "messages[1].content[0]",
                 role,
             )
@@ -188,7 +191,7 @@ def check_http_roles(api: Api) -> None:
 
 
 def check_http_bad_pictures(api: Api) -> None:
-    for name, bad in checks.bad_parts().items():
+    for name, bad in bad_parts().items():
         if name == "nothing":
             continue  # the server's own validation refuses it
         for stream in (False, True):
@@ -223,7 +226,7 @@ def check_http_reserved_ids(api: Api) -> None:
         body = {"token_ids": [5, token], "sampling_params": {"max_tokens": 1}}
         code, answer = api.post("/inference/v1/generate", body)
         assert code == 400 and str(token) in str(answer), (code, answer)
-    for words in (checks.PLACEHOLDER, checks.SENTINEL):
+    for words in (PLACEHOLDER, SENTINEL):
         status_400(
             lambda w=words: complete(model=api.model, prompt=f"a {w}", max_tokens=1), "reserved"
         )
@@ -243,7 +246,7 @@ def check_http_tokenize(api: Api) -> None:
 
 def check_http_responses(api: Api) -> None:
     image = {"type": "input_image", "image_url": part(0)["image_url"]["url"], "detail": "auto"}
-    words = {"type": "input_text", "text": f"a {checks.PLACEHOLDER}"}
+    words = {"type": "input_text", "text": f"a {PLACEHOLDER}"}
     make = api.client.responses.create
     content = [words, image, words, image]
     make(model=api.model, input=[{"role": "user", "content": content}], max_output_tokens=1)
@@ -261,7 +264,7 @@ def check_http_anthropic(api: Api) -> None:
     data = part(0)["image_url"]["url"].partition(",")[2]
     source = {"type": "base64", "media_type": "image/png", "data": data}
     image = {"type": "image", "source": source}
-    words = {"type": "text", "text": f"{checks.PLACEHOLDER}"}
+    words = {"type": "text", "text": f"{PLACEHOLDER}"}
     call = {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [words, image]}
     for messages, images in (

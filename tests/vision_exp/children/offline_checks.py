@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import messages_checks as checks
 import messages_rig as rig
-from messages_rig import part, pil, refused, text
+from messages_rig import SENTINEL, part, pil, refused, text
+
+from vision_exp.tokens import PLACEHOLDER
 
 
 class Core:
@@ -63,7 +64,7 @@ def check_offline(server: rig.Server) -> None:
     finally:
         llm_engine.EngineCoreClient.make_client = stock
     one = SamplingParams(max_tokens=1)
-    words = text(f"a {checks.PLACEHOLDER}")
+    words = text(f"a {PLACEHOLDER}")
     messages = [{"role": "user", "content": [words, part(0), text("b"), pil(1)]}]
     template = {"thinking": False}
     llm.chat(messages, one, use_tqdm=False, chat_template_kwargs=template)
@@ -72,7 +73,7 @@ def check_offline(server: rig.Server) -> None:
     assert len(core.requests[-1].mm_features) == 2
     bad = [{"role": "system", "content": [part(0)]}]
     refused(lambda: llm.chat(bad, one, use_tqdm=False), "messages[0].content[0]", "system")
-    for prompt in ({"prompt_token_ids": [5, 129257]}, checks.SENTINEL, checks.PLACEHOLDER):
+    for prompt in ({"prompt_token_ids": [5, 129257]}, SENTINEL, PLACEHOLDER):
         refused(lambda p=prompt: llm.generate(p, one, use_tqdm=False), "reserved")
     image = {"prompt_token_ids": [5, 129264], "multi_modal_data": {"image": rig.picture(0)}}
     llm.generate(image, one, use_tqdm=False)
