@@ -16,6 +16,10 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 #: batch rounds differently. Anything wider is a different computation.
 NEAR_TIE = 0.5
 
+#: A server's noise is the largest movement of some 18 pairs of repeats: of the pairs that are
+#: judged then, one in 19 moves further by chance, so only twice that is held against it.
+MARGIN = 2.0
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -57,14 +61,17 @@ def same(left: Answer, right: Answer) -> tuple[bool, str]:
 
 
 def judge(left: Answer, right: Answer, noise: float) -> tuple[bool | None, str]:
-    """`same`, but None where they part by no more than the server's own noise (nats).
+    """`same`, but None where they part by no more than ``MARGIN`` times the server's noise (nats).
 
-    ``noise`` is what `movement` measures on repeats of single requests.
+    ``noise`` is what `movement` measures on repeats of single requests. Where repeats move by more
+    than a near tie, a token can leave the alternatives that a server tells, so that answers which
+    cannot be compared are not judged either.
     """
     good, words = same(left, right)
     if good:
         return True, words
-    if movement(left, right) <= noise:
+    moved = movement(left, right)
+    if moved <= MARGIN * noise or (math.isinf(moved) and noise > NEAR_TIE):
         return None, f"{words}, not judged: repeated alone, answers move by {noise:.2f}"
     return False, words
 

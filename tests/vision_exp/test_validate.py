@@ -98,17 +98,19 @@ def test_what_a_server_does_to_itself_is_not_judged() -> None:
     left = _answer("a", {"a": -0.5, "b": -1.5})
     right = _answer("b", {"b": -0.4, "a": -1.6})
     alien = _answer("z", {"z": -0.1})
+    tie = _answer("b", {"b": -0.9, "a": -1.1})
     assert validate_judge.movement(left, left) == 0
     assert validate_judge.movement(left, right) == pytest.approx(2.2)
     assert validate_judge.movement(left, alien) == float("inf")
-    assert validate_judge.judge(left, right, 2.1)[0] is False
-    assert validate_judge.judge(left, right, 2.3)[0] is None
-    assert validate_judge.judge(left, alien, 100.0)[0] is False
-    every = validate_judge.all_same([(left, right)] * 2, "x", 2.3)
+    assert validate_judge.judge(left, right, 1.0)[0] is False
+    assert validate_judge.judge(left, right, 1.2)[0] is None
+    assert validate_judge.judge(left, alien, 0.4)[0] is False
+    assert validate_judge.judge(left, alien, 0.6)[0] is None
+    every = validate_judge.all_same([(left, right)] * 2, "x", 1.2)
     assert every.state == "skipped" and "0 of 2 could be judged" in every.compared
-    some = validate_judge.all_same([(left, right), (left, left)], "x", 2.3)
+    some = validate_judge.all_same([(left, right), (left, left)], "x", 1.2)
     assert some.state == "passed" and "1 of 2 could be judged" in some.compared
-    one_wrong = validate_judge.all_same([(left, right), (left, alien)], "x", 2.3)
+    one_wrong = validate_judge.all_same([(left, tie), (left, alien)], "x", 0.4)
     assert one_wrong.state == "failed"
     assert validate_judge.both(None, False) is False
     assert validate_judge.both(None, True) is None
