@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ALONE = 3
 #: Times that eight are asked at once; letters of a text as long as a square picture's block.
 ROUNDS, TEXT_LENGTH = 3, 114
+#: Images that part from lone answers so much more often than texts are held to part by themselves.
+LEAST_CHANCE = 0.01
 SERVE = [
     *("--kv-cache-dtype", "fp8", "--block-size", "256", "--max-model-len", "4096"),
     *("--max-num-batched-tokens", "2048", "--max-num-seqs", "16"),
@@ -181,37 +183,48 @@ def concurrent() -> tuple[bool, str]:
     images = [("Look.", data_url(*SQUARE, seed=100 + i), "Tell.") for i in range(8)]
     alone, together = both(images)
     text_alone, text_together = both([("Look. " + row.tobytes().decode(),) for row in letters])
-    repeats = [(a, b) for group in alone + text_alone for a in group for b in group]
-    company = [
-        (a, b)
-        for group, others in zip(text_alone, text_together, strict=True)
-        for a in group
-        for b in others
+    pairs = [
+        pair
+        for groups in ((alone, together), (text_alone, text_together))
+        for pair in zip(*groups, strict=True)
     ]
-    noise = max(moved for a, b in repeats + company if (moved := movement(a, b)) < math.inf)
-    known = moved = 0
-    wrong = []
-    for index, (group, answers) in enumerate(zip(alone, together, strict=True)):
-        for answer in answers:
-            if answer.text in {each.text for each in group}:
-                known += 1
-            elif min(movement(each, answer) for each in group) <= noise:
-                moved += 1
-            else:
-                wrong.append(index)
-    text_known = sum(
-        answer.text in {each.text for each in group}
-        for group, answers in zip(text_alone, text_together, strict=True)
-        for answer in answers
+    noise = max(
+        moved
+        for group, answers in pairs
+        for a in group
+        for b in [*group, *answers]
+        if (moved := movement(a, b)) < math.inf
+    )
+    known, text_known = (
+        sum(
+            answer.text in {each.text for each in group}
+            for group, answers in zip(*groups, strict=True)
+            for answer in answers
+        )
+        for groups in ((alone, together), (text_alone, text_together))
     )
     count = 8 * ROUNDS
+    chance = no_more_by_chance(known, text_known, count)
     detail = (
-        f"{known} of {count} answers among those of {ALONE} repeats alone (texts in the same "
-        f"company: {text_known}), {moved} part from them by no more than the {noise:.2f} nats that "
-        f"texts move by, not: {wrong}; {len({group[0].text for group in alone})} distinct"
+        f"{known} of {count} image answers among those of {ALONE} repeats alone, of as many texts "
+        f"in the same company {text_known}: so few or fewer by chance {chance:.3f}; answers move "
+        f"by up to {noise:.2f} nats; {len({group[0].text for group in alone})} distinct"
     )
-    # Within noise is no proof: most answers have to be ones that were seen alone.
-    return not wrong and known > count // 2, detail
+    return chance >= LEAST_CHANCE and known > 0, detail
+
+
+def no_more_by_chance(images: int, texts: int, count: int) -> float:
+    """Chance of ``images`` or fewer among the images if images and texts part alike.
+
+    Of ``2 * count`` answers ``images + texts`` are known; Fisher's exact test, one-sided.
+    """
+    known = images + texts
+    ways = math.comb(2 * count, known)
+    least = max(0, known - count)
+    return (
+        sum(math.comb(count, k) * math.comb(count, known - k) for k in range(least, images + 1))
+        / ways
+    )
 
 
 def validate(report_path: Path) -> tuple[bool, str]:

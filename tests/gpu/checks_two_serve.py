@@ -139,6 +139,7 @@ def two_nodes(model: str, logs: Path, tree: str, overlay: str) -> tuple[bool, st
             time.sleep(0.5)
         took = time.monotonic() - began
         ended = exits(running)
+        texts = [each.read_text(errors="replace") for each in paths]
     finally:
         for process in running:
             try:

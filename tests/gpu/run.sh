@@ -53,7 +53,9 @@ in_tree() {
     local tree=$1 overlay=
     shift
     [ "$tree" = "$stock" ] || overlay=:$WORK/overlay
-    PYTHONPATH=$tree:$site:$site/nvidia_cutlass_dsl/dsl_packages$overlay \
+    # Where a .pth file leads in an installation; the folder's name changed with its release.
+    local dsl=$site/nvidia_cutlass_dsl
+    PYTHONPATH=$tree:$site:$dsl/dsl_packages:$dsl/python_packages$overlay \
         VLLM_CACHE_ROOT=$home/vllm-$(basename "$tree") "$@"
 }
 
@@ -84,6 +86,9 @@ setup() {
         [ ! -f "$kept" ] || tar xzf "$kept" -C "$home"
     done
     mv "$site/vllm" "$stock/vllm"
+    # FlashInfer 0.6.13 takes TileLang's libcudart_stub.so for the CUDA runtime when it is imported.
+    sed -i 's/if lib_name in line:/if lib_name in line and "_stub" not in line:/' \
+        "$site/flashinfer/comm/cuda_ipc.py"
     cp -al "$stock" "$patched"
     patch
     if [ -z "${CHECKPOINTS:-}" ]; then
