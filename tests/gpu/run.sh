@@ -23,6 +23,7 @@
 #   release   after setup and warm: what another release has to show, server and table included
 #   serving   the serving times alone (part of figures)
 #   two       two GPUs: tensor parallelism
+#   differ    two GPUs: two nodes with different overlays alone (part of two)
 #   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
 # Stages are called by name, in the loop at the end, and a GPU is chosen for one subshell each:
 # shellcheck disable=SC2317,SC2329,SC2030,SC2031
@@ -259,7 +260,7 @@ code=0
 for stage in "${stages[@]}"; do
     case $stage in
     setup | patch | warm | first | second | kernels | server | figures | table | cache) ;;
-    release | serving | two | session) ;;
+    release | serving | two | differ | session) ;;
     *) echo "unknown stage $stage" >&2 && exit 2 ;;
     esac
     begun=$SECONDS

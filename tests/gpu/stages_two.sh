@@ -39,6 +39,13 @@ two_differ() {
         "$rows/two_differ.json" "$logs" "$WORK/other" "$WORK/other-overlay"
 }
 
+# The refusal alone.
+differ() {
+    two_differ 200
+    wait
+    python3 "$here/table.py" "$rows" two_differ
+}
+
 two_compare() {
     in_tree "$patched" python3 "$here/checks_two.py" compare "$rows/two.json" "$WORK" "$logs"
 }
