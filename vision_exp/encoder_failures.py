@@ -92,10 +92,12 @@ class Failures:
         for request, start, stop in _scheduled(self.step):
             for feature in features(request):
                 place, image = feature.mm_position, feature.identifier
+                if place.offset > stop or place.offset + place.length <= start:
+                    continue  # drafts read one position further than the step computes
                 reason = self._reason(feature, rows)
                 if reason is None:
                     continue
-                if place.offset < stop and start < place.offset + place.length:
+                if place.offset < stop:
                     self.readers.setdefault(request, Reader(image, place.offset, reason))
                 like: Any = rows.get(image, self.like)
                 # Another request may have the right number of rows under the same name.

@@ -41,6 +41,7 @@ import tiny_tokenizer
 from vision_exp import failed_ranks
 
 BOTH = [0, 1]
+LONG = {"seed": 1, "before": 300, "after": 300}  # a full block behind each picture
 
 
 def engine_config(folder: Path, mode: str) -> Any:
@@ -55,7 +56,6 @@ def engine_config(folder: Path, mode: str) -> Any:
         distributed_executor_backend="mp",
         worker_cls="failures_worker.Worker",
         mm_encoder_tp_mode=mode,
-        enable_prefix_caching=True,
     ).create_engine_config()
 
 
@@ -69,7 +69,9 @@ class Engine:
         config = engine_config(folder, mode)
         # vLLM's CPU platform asks for new interpreters, which would import vLLM again.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        # Off on vLLM's CPU platform; nothing here depends on it.
         config.scheduler_config.async_scheduling = later
+        config.cache_config.enable_prefix_caching = True
         os.environ["FAILURES_RUNNER"] = kind
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(kind == "v2"))
         assert config.use_v2_model_runner is (kind == "v2")
@@ -100,6 +102,11 @@ class Engine:
                         self.reasons[one.request_id] = one.stop_reason
         raise AssertionError(f"still running: {list(self.core.scheduler.requests)}")
 
+    def hit(self, pictures: Sequence[float], **options: Any) -> int:
+        """Tokens that the prefix cache has for a prompt."""
+        prompt = tiny_requests.request("h", pictures, self.core.request_block_hasher, **options)
+        return self.core.scheduler.kv_cache_manager.get_computed_blocks(prompt)[1]
+
     def alone(self, pictures: Sequence[float] = (), **options: Any) -> list[int]:
         """Tokens of a request that runs by itself and finds nothing in the prefix cache."""
         assert self.core.scheduler.reset_prefix_cache()
@@ -113,23 +120,25 @@ def isolated(engine: Engine) -> None:
     """A picture that fails on both ranks ends its request; what is beside and after it is right."""
     engine.call("set_broken", {2.0: BOTH})
     engine.add("good", [1.0, 3.0])
-    engine.add("bad", [4.0, 2.0], seed=1)
+    engine.add("bad", [4.0, 2.0], **LONG)
     engine.add("text", seed=2)
     assert engine.run() == {"good": "length", "bad": "error", "text": "length"}
     assert engine.tokens["bad"] == [] and "picture 2.0 broke" in engine.reasons["bad"]
     assert set(engine.core.scheduler.encoder_cache_manager.cached) == {"1.0", "3.0", "4.0"}
-    # Failed once more, not found anywhere.
-    engine.add("again", [4.0, 2.0], seed=1)
+    # What lies before the failed picture is found again; then it fails once more.
+    assert engine.hit([4.0, 2.0], **LONG) == 512
+    engine.add("again", [4.0, 2.0], **LONG)
     assert engine.run() == {"again": "error"}
     engine.call("set_broken", {})
-    engine.add("cured", [4.0, 2.0], seed=1)
+    engine.add("cured", [4.0, 2.0], **LONG)
     engine.add("other", [2.0, 3.0], seed=3)
     assert engine.run() == {"cured": "length", "other": "length"}
+    assert engine.hit([4.0, 2.0], **LONG) == 768
     for rank in engine.call("seen"):
         assert rank["rows"]["2.0"] == 2.0, rank
     assert engine.tokens["good"] == engine.alone([1.0, 3.0])
     assert engine.tokens["text"] == engine.alone(seed=2)
-    assert engine.tokens["cured"] == engine.alone([4.0, 2.0], seed=1)
+    assert engine.tokens["cured"] == engine.alone([4.0, 2.0], **LONG)
     assert engine.tokens["other"] == engine.alone([2.0, 3.0], seed=3)
 
 

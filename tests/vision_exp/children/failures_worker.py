@@ -11,7 +11,7 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker import worker_base
 
-BLOCKS, BLOCK = 64, 64
+BLOCKS, BLOCK = 64, 256  # of the KV cache
 
 
 class Worker(worker_base.WorkerBase):
