@@ -10,13 +10,13 @@ import json
 from pathlib import Path
 
 import pytest
-from vllm_rig import RELEASES, run_child, tree
+from vllm_rig import BY_RELEASE, run_child, tree
 
 CHILD = Path(__file__).parent / "children" / "failures_child.py"
 CHECKS = 15  # so that a check that silently stops running is noticed
 
 
-@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("version", BY_RELEASE)
 def test_release(version: str) -> None:
     done = run_child(CHILD, tree(version), timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -1,6 +1,7 @@
 """Chat messages, prompts and status codes on every release: one child process for each.
 
-The checks are the functions `check_*` of children/messages_checks.py and messages_http.py.
+The checks are the functions `check_*` of children/messages_checks_*.py, messages_http.py and
+offline_checks.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pytest
 from vllm_rig import BY_RELEASE, run_child, tree
 
 CHILD = Path(__file__).parent / "children" / "messages_child.py"
-CHECKS = 30  # so that a check that silently stops running is noticed
+CHECKS = 31  # so that a check that silently stops running is noticed
 
 
 @pytest.mark.parametrize("version", BY_RELEASE)

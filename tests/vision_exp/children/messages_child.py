@@ -19,7 +19,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import failures_checks as failures
 import messages_checks_pictures as pictures
 import messages_checks_random as conversations
 import messages_checks_text as texts
@@ -77,7 +76,7 @@ def main() -> None:
         server = rig.serve(Path(name, "vision"), vision=True)
         plain = rig.serve(Path(name, "text"), vision=False)
         seconds["set-up"] = round(time.monotonic() - start, 1)
-        for name, check in found(texts, pictures, conversations, failures, offline).items():
+        for name, check in found(texts, pictures, conversations, offline).items():
             if not only or name in only:
                 wanted = len(inspect.signature(check).parameters)
                 run(name, check, *(server, plain)[:wanted])

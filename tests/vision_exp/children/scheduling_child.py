@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import observations
 import scheduling_checks as checks
-from scheduling_rig import TEXT, build, request, status  # noqa: F401  for failures_checks.py
 
 from vision_exp import scheduling
 
