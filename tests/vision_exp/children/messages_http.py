@@ -32,6 +32,7 @@ class Core:
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.failure: str | None = None  # ends the next requests as failed_requests.py does
         self.engine_ranks_managed = [0]
         self.resources = type("Resources", (), {"engine_dead": False})()
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
@@ -44,6 +45,13 @@ class Core:
 
         self.requests.append(request)
         output = EngineCoreOutput(request.request_id, [TOKEN], finish_reason=FinishReason.LENGTH)
+        if self.failure:
+            output = EngineCoreOutput(
+                request.request_id,
+                [],
+                finish_reason=FinishReason.ERROR,
+                stop_reason=self.failure,
+            )
         await self._queue.put(EngineCoreOutputs(outputs=[output]))
 
     async def get_output_async(self) -> Any:
@@ -316,3 +324,17 @@ def check_http_render(api: Api) -> None:
     ):
         code, answer = api.post("/inference/v1/generate", {**rendered, "token_ids": change})
         assert code == 400, (code, answer)
+
+
+def check_http_failed_picture(api: Api) -> None:
+    """A request that the engine ends with an error gets 500, and the next one an answer."""
+    api.core.failure = "an image cannot be encoded"
+    try:
+        api.chat([USER])
+    except openai.InternalServerError as error:
+        assert error.status_code == 500, error
+    else:
+        raise AssertionError("answered")
+    finally:
+        api.core.failure = None
+    assert api.chat([USER]).choices[0].finish_reason == "length"
