@@ -14,18 +14,31 @@ exit codes:
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 
+if os.path.dirname(os.path.abspath(__file__)) not in sys.path:  # python3 -I, PYTHONSAFEPATH
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
 from anchors import __version__
 from anchors.engine import fast, report
-from anchors.engine.errors import DONE, ENVIRONMENT, INTERRUPTED, USAGE, HotfixError
+from anchors.engine.errors import (
+    BROKEN,
+    DONE,
+    ENVIRONMENT,
+    INTERRUPTED,
+    UNEXPECTED,
+    USAGE,
+    HotfixError,
+    unexpected,
+)
 from anchors.engine.target import Target, discover
 
 # Not from typing, whose import would take a tenth of the time that a second run may take.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, TextIO
 
     from anchors.engine.report import Report
 
@@ -104,23 +117,23 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Runs one verb; returns its exit code."""
     defaults = argparse.Namespace(
-        root=None, overlay_root=None, json=False, quiet=False, verbose=False, color="auto"
+        root=None, overlay_root=None, json=False, quiet=False, verbose=False, color="auto", tree=""
     )
     arguments = build_parser().parse_args(argv, defaults)
     try:
-        result = _run(arguments)
+        result = _guarded(arguments)
     except HotfixError as error:
         result = _failed(arguments, error)
-    except OSError as error:
-        result = _failed(arguments, _unforeseen(error))
     except KeyboardInterrupt:
         result = _failed(arguments, _stopped(arguments))
     try:
         _show(arguments, result)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # The reader has what it wanted (`| head`); a flush at exit must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"{report.PREFIX} cannot print the answer: {error.strerror}", file=sys.stderr)
     return int(result["exit"])
 
 
@@ -140,9 +153,24 @@ def _show(arguments: argparse.Namespace, result: Report) -> None:
     if result["exit"] != DONE and result["error"]:
         sys.stdout.flush()
         words = report.failure(result["error"], verbose=arguments.verbose)
-        print(words.partition("\n")[0] if arguments.quiet else words, file=sys.stderr)
-        if arguments.verbose and trace:
+        ours = result["error"]["reference"] == UNEXPECTED  # its traceback is in the words
+        brief = arguments.quiet and not ours
+        print(words.partition("\n")[0] if brief else words, file=sys.stderr)
+        if arguments.verbose and trace and not ours:
             print(trace, file=sys.stderr)
+
+
+def _guarded(arguments: argparse.Namespace) -> Report:
+    """`_run`, whose every failure is a HotfixError with what holds for the tree now."""
+    try:
+        return _run(arguments)
+    except HotfixError:
+        raise
+    except OSError as error:
+        raise _unforeseen(error, *_consequence(arguments)) from error
+    except Exception as error:
+        consequence, code = _consequence(arguments)
+        raise unexpected(error, consequence, exit_code=code) from error
 
 
 def _run(arguments: argparse.Namespace) -> Report:
@@ -159,6 +187,7 @@ def _run(arguments: argparse.Namespace) -> Report:
 
         return bundle.run(arguments)
     target = discover(arguments.root)
+    arguments.tree = target.root
     if arguments.verb in ("apply", "status"):
         known = _from_receipt(arguments, target)
         if known:
@@ -184,7 +213,8 @@ def _run(arguments: argparse.Namespace) -> Report:
 def _from_receipt(arguments: argparse.Namespace, target: Target) -> Report | None:
     """The answer where the receipt still holds: no parsing, no writing."""
     wanted = arguments.overlay_root or os.environ.get("VISION_EXP_OVERLAY_ROOT")
-    known = fast.applied(target.root, os.path.abspath(wanted) if wanted else None)
+    wanted = os.path.abspath(os.path.expanduser(wanted)) if wanted else None
+    known = fast.applied(target.root, wanted)
     if known is None or getattr(arguments, "strict", False):
         return None
     result = report.blank()
@@ -207,13 +237,22 @@ def _failed(arguments: argparse.Namespace, error: HotfixError) -> Report:
     return failed
 
 
-def _unforeseen(error: OSError) -> HotfixError:
-    """Reading failed in a place where no kinder words are at hand; nothing was written."""
+def _consequence(arguments: argparse.Namespace) -> tuple[str, int]:
+    """What is true of the tree after a failure nobody foresaw, and its exit code.
+
+    Writing has its own words (exit 4 and 5), so all that can be open is an earlier run's work.
+    """
+    if arguments.tree and fast.interrupted(arguments.tree):
+        return "A run was interrupted: the next apply or revert rolls it back first.", BROKEN
+    return "Nothing was changed.", ENVIRONMENT
+
+
+def _unforeseen(error: OSError, consequence: str, code: int) -> HotfixError:
+    """Reading failed in a place where no kinder words are at hand."""
     return HotfixError(
         "io-error",
-        f"{error.filename or 'a file'} cannot be used: {error.strerror or error}. "
-        "Nothing was changed.",
-        exit_code=ENVIRONMENT,
+        f"{error.filename or 'a file'} cannot be used: {error.strerror or error}. {consequence}",
+        exit_code=code,
         hint="remove the cause, then run this again (-v shows where)",
     )
 
@@ -233,6 +272,15 @@ def _print_json(result: Report) -> None:
     print(json.dumps(result, indent=1))
 
 
+def _tolerant(stream: TextIO | None) -> TextIO:
+    """A stream that takes every path's name, and one that is closed takes everything."""
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return stream
+
+
 def _stop(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
@@ -241,4 +289,5 @@ if __name__ == "__main__":
     import signal
 
     signal.signal(signal.SIGTERM, _stop)
+    sys.stdout, sys.stderr = map(_tolerant, (sys.stdout, sys.stderr))
     raise SystemExit(main())

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from anchors.engine import caches, check, journal, overlay, preflight, receipt
 from anchors.engine.effects import Effects
-from anchors.engine.errors import NO, HotfixError, refused
+from anchors.engine.errors import NO, HotfixError, refused, unexpected
 from anchors.engine.judging import Judged, Options, as_report, judge, refuse, refuse_partial
 from anchors.engine.report import Report
 from anchors.engine.session import writing
@@ -26,21 +26,35 @@ def apply(target: Target, options: Options, effects: Effects) -> Report:
         return _result(judged, changed=False)
     if judged.state != "interrupted":
         preflight.check(_job(judged)[0])
-    with writing(target, effects) as notes:
+    with writing(target, effects) as session:
         again = judge(target, options)
         _check(again, options)
         if again.state not in _WRITING:
-            return _result(again, changed=bool(notes))
+            return _result(again, changed=bool(session.notes))
         if judged.state != "interrupted":
             _refuse_changed(judged, again)
+        session.hold(_overlay_roots(again))
         job, more = _job(again)
+        job = replace(job, folders=(*session.made, *job.folders))
         preflight.check(job)
         commit(job, effects)
-    done = judge(target, options)
+    try:
+        return _written(judge(target, options), job, (*session.notes, *more))
+    except (Exception, KeyboardInterrupt) as error:
+        raise _unchecked(error) from error
+
+
+def _overlay_roots(judged: Judged) -> set[str]:
+    """The overlay root to write, and the one to leave where another was asked for."""
+    record = judged.receipt
+    return {judged.plan.root, *([str(record["overlay"]["root"])] if record else [])}
+
+
+def _written(done: Judged, job: Job, notes: tuple[str, ...]) -> Report:
     if done.state == "interrupted" and done.plan.state == "applied":
         # All is in place, and so says the journal; only clearing it away failed.
         done = replace(done, state="applied", detail="")
-        notes.append("old files could not be cleared away; the next run tries again")
+        notes = (*notes, "old files could not be cleared away; the next run tries again")
     if done.state != "applied":
         raise HotfixError(
             "not-as-planned",
@@ -51,14 +65,35 @@ def apply(target: Target, options: Options, effects: Effects) -> Report:
         )
     result = _result(done, changed=True)
     result["caches"] = list(job.caches)
-    result["notes"] += [*notes, *more]
+    result["notes"] += notes
     return result
+
+
+def _unchecked(error: BaseException) -> HotfixError:
+    """All was written and read back; what failed is looking at it once more."""
+    if isinstance(error, HotfixError) and error.reference == "not-as-planned":
+        return error
+    consequence = "All was written before; `python3 hotfix.py verify` says whether it holds."
+    if isinstance(error, (HotfixError, OSError, KeyboardInterrupt)):
+        words = str(error) or "interrupted"
+        return HotfixError(
+            "not-checked",
+            f"the last look failed: {words} {consequence}",
+            exit_code=NO,
+            hint="python3 hotfix.py verify",
+        )
+    return unexpected(error, consequence, exit_code=NO)
 
 
 def _check(judged: Judged, options: Options) -> None:
     refuse(judged)
     if options.strict:
         refuse_partial(judged)
+    prove(judged)
+
+
+def prove(judged: Judged) -> None:
+    """Proves what apply would write now. Raises HotfixError (exit 3) where that fails."""
     if judged.state in _WRITING and judged.state != "interrupted":
         check.prove(judged.plan)
 

@@ -54,14 +54,20 @@ def read_package(folder: str) -> dict[str, bytes]:
 
 
 def staged_digest(folder: str) -> str | None:
-    """Digest of a staged package over every file but `__pycache__`; None where absent."""
+    """Digest of a staged package over every file but `__pycache__`; None where absent.
+
+    A link that leads nowhere, a pipe or a device is not what was staged, and never opened.
+    """
     files = {}
     for base, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in names:
             path = os.path.join(base, name)
-            with open(path, "rb") as file:
-                files[os.path.relpath(path, folder).replace(os.sep, "/")] = file.read()
+            data = b"\0not a file\0"
+            if os.path.isfile(path):
+                with open(path, "rb") as file:
+                    data = file.read()
+            files[os.path.relpath(path, folder).replace(os.sep, "/")] = data
     return manifest_digest(files) if files else None
 
 

@@ -14,6 +14,7 @@ ROLLED_BACK = 4
 BROKEN = 5
 ENVIRONMENT = 6
 INTERRUPTED = 130
+UNEXPECTED = "unexpected-error"
 
 
 class HotfixError(Exception):
@@ -68,4 +69,21 @@ def environment(
     """The surroundings do not allow the job; nothing was changed (exit 6)."""
     return HotfixError(
         reference, message, exit_code=ENVIRONMENT, context=context, hint=hint, state=state
+    )
+
+
+def unexpected(error: BaseException, consequence: str, *, exit_code: int) -> HotfixError:
+    """An error of this tool itself; its traceback is the context, to be reported."""
+    # A second run may not pay for this import, which only a fault of our own needs.
+    import traceback
+
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    words = " ".join(str(error).split()) or "no message"
+    return HotfixError(
+        UNEXPECTED,
+        f"an unexpected error inside vision-exp: {type(error).__name__}: {words[:300]}. "
+        f"{consequence}",
+        exit_code=exit_code,
+        context=tuple(trace.splitlines()),
+        hint="report all of this, with what `python3 hotfix.py doctor` prints",
     )

@@ -23,7 +23,7 @@ def applied(root: str, overlay_root: str | None) -> dict[str, Any] | None:
     import json
 
     state = os.path.join(root, STATE_FOLDER)
-    if os.path.lexists(os.path.join(state, "journal.json")):
+    if interrupted(root):
         return None
     try:
         with open(os.path.join(state, "receipt.json"), "rb") as file:
@@ -45,6 +45,11 @@ def applied(root: str, overlay_root: str | None) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return receipt if holds else None
+
+
+def interrupted(root: str) -> bool:
+    """Whether a journal says that a transaction on the vLLM at `root` is open."""
+    return os.path.lexists(os.path.join(root, STATE_FOLDER, "journal.json"))
 
 
 def _shipped() -> str:

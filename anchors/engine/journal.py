@@ -84,7 +84,7 @@ def load(root: str) -> Journal | None:
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise HotfixError(
             "journal-corrupt",
             f"an earlier run was interrupted and its journal cannot be read ({error}): what it "
@@ -96,29 +96,51 @@ def load(root: str) -> Journal | None:
         ) from error
 
 
+@dataclass(frozen=True)
+class Undone:
+    """A transaction rolled back: `kept` are paths that somebody else has written since and that
+    stay, `left` what could not be cleared away, though all old bytes are in their places."""
+
+    kept: tuple[str, ...]
+    left: tuple[str, ...]
+
+
 def roll_back(
-    journal: Journal, root: str, effects: Effects, touched: frozenset[str] | None = None
-) -> list[str]:
-    """Undoes a transaction; returns paths that somebody else has written since and that stay.
+    journal: Journal,
+    root: str,
+    effects: Effects,
+    *,
+    touched: frozenset[str] | None = None,
+    adopted: frozenset[str] = frozenset(),
+) -> Undone:
+    """Undoes a transaction.
 
     `touched` names what this very process replaced: those are put back whatever they hold now.
+    `adopted` names what another vLLM has come to need since: those stay.
     Raises HotfixError (exit 5) listing what could not be put back.
     """
     effects.may_stop = False
     failed: list[str] = []
+    left: list[str] = []
     kept: list[str] = []
     for entry in reversed(journal.files):
         with _noting(failed, entry.path):
-            if not _restore(entry, effects, touched):
+            if entry.path in adopted or not _restore(entry, effects, touched):
                 kept.append(entry.path)
+        with _noting(left, entry.temp):
+            effects.remove(entry.temp)
     for tree in reversed(journal.trees):
-        with _noting(failed, tree.final):
-            _restore_tree(tree, effects)
+        if tree.final not in adopted:
+            with _noting(failed, tree.final):
+                _restore_tree(tree, effects)
+        for waiting in (tree.new, *([tree.old] if tree.final in adopted else [])):
+            with _noting(left, waiting):
+                effects.remove_tree(waiting)
     for folder in reversed(journal.folders):
-        with _noting(failed, folder):
+        with _noting(left, folder):
             effects.remove_folder_if_empty(folder)
-    if not failed:
-        with _noting(failed, journal_path(root)):
+    if not failed and not left:
+        with _noting(left, journal_path(root)):
             _close(root, effects)
     effects.may_stop = True
     if failed:
@@ -126,11 +148,11 @@ def roll_back(
             "rollback-failed",
             "the rollback failed: these files are in an unknown state. Do not start this vLLM.",
             exit_code=BROKEN,
-            context=tuple(failed),
+            context=(*failed, *left),
             hint="remove the cause, then: python3 hotfix.py revert",
             state="interrupted",
         )
-    return kept
+    return Undone(tuple(kept), tuple(left))
 
 
 def finish(journal: Journal, root: str, effects: Effects) -> None:
@@ -178,7 +200,6 @@ def _noting(failed: list[str], path: str) -> Iterator[None]:
 def _restore(entry: FileEntry, effects: Effects, touched: frozenset[str] | None) -> bool:
     now = effects.read(entry.path)
     digest = None if now is None else sha256(now)
-    effects.remove(entry.temp)
     if digest == entry.before:
         return True
     if digest != entry.after and entry.path not in (touched or ()):
@@ -203,4 +224,3 @@ def _restore_tree(tree: TreeEntry, effects: Effects) -> None:
         effects.rename(tree.old, tree.final)
     elif not tree.had:
         effects.remove_tree(tree.final)
-    effects.remove_tree(tree.new)

@@ -1,12 +1,12 @@
-"""One run at a time: an advisory lock on a file in the state folder."""
+"""One run at a time: advisory locks on a tree, and on an overlay root that trees share."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from anchors.engine.effects import Effects
 from anchors.engine.errors import environment
@@ -19,23 +19,88 @@ _PAUSE_S = 0.05
 def locked(path: str, effects: Effects, wait_s: float = WAIT_S) -> Iterator[None]:
     """Holds the lock at `path`. Raises HotfixError (exit 6) after `wait_s` seconds of waiting."""
     folder = os.path.dirname(path)
-    if os.path.islink(folder) or os.path.isdir(path):
-        raise environment(
-            "state-folder-not-ours",
-            f"{folder if os.path.islink(folder) else path} is not what this tool makes there. "
-            "Nothing was changed.",
-            hint=f"look at it, remove it, then run this again: ls -ld {folder}",
-        )
-    deadline = time.monotonic() + wait_s
-    handle = _acquire(path, effects, deadline)
+    refuse_not_ours([folder], [path])
+
+    def opened() -> int:
+        effects.before_step("lock", path)
+        _make_folders(folder, [])
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    handle = _acquire(path, opened, time.monotonic() + wait_s)
     try:
         yield
     finally:
-        # Unlinked while held: whoever waits on this inode sees that the path is another one.
-        os.unlink(path)
-        if not os.listdir(os.path.dirname(path)):
-            os.rmdir(os.path.dirname(path))
+        # On a disk that fails an empty file may stay. It locks nothing, and must not hide how
+        # the run went.
+        with suppress(OSError):
+            if _same(handle, path):
+                # Unlinked while held: whoever waits on this inode sees that the path is another.
+                os.unlink(path)
+            os.rmdir(folder)
         os.close(handle)
+
+
+def refuse_not_ours(folders: Iterable[str], files: Iterable[str]) -> None:
+    """Raises HotfixError (exit 6) where a name of ours is a link, or a folder where a file is due.
+
+    Following a link would write, and clear away, where this tool has no business.
+    """
+    odd = [path for path in files if os.path.islink(path) or os.path.isdir(path)]
+    for path in folders:
+        if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
+            odd.append(path)
+    for path in odd:
+        raise environment(
+            "state-folder-not-ours",
+            f"{path} is not what this tool makes there. Nothing was changed.",
+            hint=f"look at it, remove it, then run this again: ls -ld {path}",
+        )
+
+
+@contextmanager
+def folder_locked(
+    folder: str, effects: Effects, wait_s: float = WAIT_S
+) -> Iterator[tuple[str, ...]]:
+    """Holds a folder that several vLLMs may share, made where it is missing.
+
+    The lock is on the folder itself, so it needs no file in it and no right to write there.
+    Yields the folders that were made; they go again if nothing is in them at the end.
+    Raises HotfixError (exit 6) after `wait_s` seconds of waiting, OSError where the folder
+    cannot be made or its file system has no locks for folders.
+    """
+    made: list[str] = []
+
+    def opened() -> int:
+        effects.before_step("lock", folder)
+        _make_folders(folder, made)
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    try:
+        handle = _acquire(folder, opened, time.monotonic() + wait_s)
+        try:
+            yield tuple(made)
+        finally:
+            os.close(handle)
+    finally:
+        with suppress(OSError):  # something is in it, which is what it was made for
+            for path in reversed(made):
+                os.rmdir(path)
+
+
+def _make_folders(path: str, made: list[str]) -> None:
+    """Makes a folder and those above it, to be written by this user alone; notes what it made."""
+    if os.path.isdir(path):
+        return
+    _make_folders(os.path.dirname(path), made)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        return
+    if path not in made:
+        made.append(path)
+    os.chmod(path, 0o755)  # whatever the umask
 
 
 def wait_for_holder(path: str, wait_s: float = WAIT_S) -> bool:
@@ -58,12 +123,10 @@ def wait_for_holder(path: str, wait_s: float = WAIT_S) -> bool:
     return waited
 
 
-def _acquire(path: str, effects: Effects, deadline: float) -> int:
+def _acquire(path: str, opened: Callable[[], int], deadline: float) -> int:
     while True:
-        effects.before_step("lock", path)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            handle = opened()
         except FileNotFoundError:
             continue  # the run before ours took the folder away again
         try:
@@ -79,6 +142,9 @@ def _acquire(path: str, effects: Effects, deadline: float) -> int:
                     hint="wait for it, then run this again",
                 ) from None
             time.sleep(_PAUSE_S)
+        except OSError:
+            os.close(handle)
+            raise
         os.close(handle)
 
 

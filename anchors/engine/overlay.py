@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from anchors import __version__
 from anchors.engine.digests import (
@@ -16,7 +17,9 @@ from anchors.engine.digests import (
 )
 from anchors.engine.errors import environment, refused
 from anchors.engine.transaction import FileChange, TreeChange
+from anchors.sites import all_anchors
 
+Manifest = dict[str, Any]
 DEFAULT_ROOT = "/opt/dspark-patches"
 PACKAGE = "vision_exp"
 ENVIRONMENT_NAME = "VISION_EXP_OVERLAY_ROOT"
@@ -36,7 +39,7 @@ class Work:
 def requested_root(option: str | None) -> str | None:
     """The overlay root asked for by option or environment, absolute; None where neither is."""
     root = option or os.environ.get(ENVIRONMENT_NAME)
-    return os.path.abspath(root) if root else None
+    return os.path.abspath(os.path.expanduser(root)) if root else None
 
 
 def package_of(root: str) -> str:
@@ -83,19 +86,27 @@ def staging(root: str, tree: str) -> Work:
     manifest, former = _manifest(root)
     staged = staged_digest(folder)
     _refuse_unsafe(root)
-    if os.path.lexists(folder) and manifest is None and staged != digest:
+    in_the_way = os.path.lexists(folder) and not os.path.isdir(folder)
+    if in_the_way or (os.path.isdir(folder) and manifest is None and staged != digest):
         raise refused(
             "overlay-foreign",
             f"{folder} exists and was not put there by this tool. Nothing was changed.",
             hint="move it away, or choose another place: --overlay-root DIR",
             state="foreign",
         )
-    trees = sorted({*(manifest or {}).get("trees", ()), tree})
-    after = _encode(digest, trees)
+    others = _users(manifest, tree)
+    after = _encode(digest, sorted({*others, tree}))
+    behind = [other for other in others if not _mentions(other, digest)]
+    notes = (
+        f"{path} was patched for another overlay than the one in {folder} now: it refuses vision "
+        f"checkpoints until `python3 hotfix.py --root {path} apply`"
+        for path in behind
+    )
     return Work(
         files=(FileChange(manifest_path, former, after),) if former != after else (),
         trees=(TreeChange(folder, files),) if staged != digest else (),
         folders=tuple(_missing_folders(root)),
+        notes=tuple(notes),
     )
 
 
@@ -106,7 +117,7 @@ def removal(root: str, tree: str) -> Work:
     if manifest is None:
         left = f"{folder} left in place: not put there by this tool"
         return Work(notes=(left,) if os.path.isdir(folder) else ())
-    trees = [path for path in manifest.get("trees", ()) if path != tree and os.path.isdir(path)]
+    trees = _users(manifest, tree)
     path = _manifest_path(root)
     if trees:
         after = _encode(str(manifest.get("digest")), trees)
@@ -114,6 +125,9 @@ def removal(root: str, tree: str) -> Work:
         return Work(
             files=(FileChange(path, former, after),) if after != former else (), notes=(note,)
         )
+    if os.path.realpath(folder) == os.path.join(TOOL_ROOT, PACKAGE):
+        own = f"{folder} left in place: it is this tool's own"
+        return Work(files=(FileChange(path, former, None),), notes=(own,))
     staged = staged_digest(folder)
     if staged not in (None, manifest.get("digest")):
         return Work(notes=(f"{folder} left in place: changed since it was staged",))
@@ -124,8 +138,50 @@ def removal(root: str, tree: str) -> Work:
     )
 
 
+def adopted(root: str, tree: str) -> tuple[str, ...]:
+    """What the overlay root holds for another vLLM than `tree`, in just its present form.
+
+    An interrupted run on `tree` may have put it there; another run has built on it since.
+    """
+    digest = staged_digest(package_of(root))
+    manifest, _ = _manifest(root)
+    if digest and any(_mentions(other, digest) for other in _users(manifest, tree)):
+        return package_of(root), _manifest_path(root)
+    return ()
+
+
+def _users(manifest: Manifest | None, tree: str) -> list[str]:
+    """Patched vLLMs other than `tree` that the manifest names."""
+    named = (manifest or {}).get("trees", [])
+    return [path for path in named if path != tree and _mentions(path, "# >>> vision-exp:")]
+
+
+def _mentions(tree: str, word: str) -> bool:
+    """Whether a target file of the vLLM at `tree` has `word`, or cannot be asked."""
+    for path in dict.fromkeys(anchor.file for anchor in all_anchors()):
+        try:
+            with open(os.path.join(tree, path), "rb") as file:
+                if word.encode() in file.read():
+                    return True
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return True  # another user's: better left alone
+    return False
+
+
 def _refuse_unsafe(root: str) -> None:
     unsafe = writable_by_others(root)
+    if unsafe and os.path.islink(unsafe):
+        there = os.path.exists(unsafe)
+        raise environment(
+            "overlay-link",
+            f"{unsafe} is a link to {os.readlink(unsafe)}{'' if there else ', which is not there'}"
+            "; vLLM would load whatever it leads to. Nothing was changed.",
+            hint=f"--overlay-root {os.path.realpath(root)}"
+            if there and unsafe == root
+            else f"rm {unsafe}, then run this again; or use --overlay-root DIR",
+        )
     if unsafe:
         raise environment(
             "overlay-unsafe",
@@ -152,7 +208,7 @@ def _encode(digest: str, trees: list[str]) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def _manifest(root: str) -> tuple[dict[str, list[str]] | None, bytes | None]:
+def _manifest(root: str) -> tuple[Manifest | None, bytes | None]:
     try:
         with open(_manifest_path(root), "rb") as file:
             data = file.read()
@@ -160,7 +216,8 @@ def _manifest(root: str) -> tuple[dict[str, list[str]] | None, bytes | None]:
         return None, None
     try:
         content = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, data
-    ours = isinstance(content, dict) and content.get("tool") == "vision-exp"
-    return (content if ours else None), data
+    trees = content.get("trees") if isinstance(content, dict) else None
+    listed = isinstance(trees, list) and all(isinstance(path, str) for path in trees)
+    return (content if listed and content.get("tool") == "vision-exp" else None), data

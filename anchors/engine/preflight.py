@@ -7,6 +7,7 @@ import re
 
 from anchors.engine.errors import environment
 from anchors.engine.journal import STATE_FOLDER
+from anchors.engine.lock import refuse_not_ours
 from anchors.engine.transaction import Job
 
 _SPARE = 1 << 20
@@ -14,6 +15,10 @@ _SPARE = 1 << 20
 
 def check(job: Job) -> None:
     """Raises HotfixError (exit 6) naming the first place that cannot be written."""
+    state = os.path.join(job.root, STATE_FOLDER)
+    beside = (os.path.join(os.path.dirname(tree.final), STATE_FOLDER) for tree in job.trees)
+    own = (os.path.join(state, name) for name in ("undo", "originals"))
+    refuse_not_ours([state, *own, *beside], [os.path.join(state, "lock")])
     mounts = mount_points()
     for change in (*job.files, *job.records):
         if change.path in mounts:

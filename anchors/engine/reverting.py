@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from anchors.engine import caches, check, fences, journal, overlay, preflight, receipt, report
 from anchors.engine.applying import existing
@@ -25,12 +26,14 @@ def revert(target: Target, options: Options, effects: Effects) -> Report:
     if options.dry_run or not (interrupted or _has_work(job)):
         return _result(target, job, notes, changed=False)
     preflight.check(job)
-    with writing(target, effects) as recovered:
+    with writing(target, effects) as session:
+        where = _stripped(target.root, options).overlay_root
+        session.hold([where] if os.path.isdir(where) else [])
         job, notes = _job(target, options)
         if _has_work(job):
             preflight.check(job)
             commit(job, effects)
-    return _result(target, job, (*notes, *recovered), changed=True)
+    return _result(target, job, (*notes, *session.notes), changed=True)
 
 
 def _has_work(job: Job) -> bool:
@@ -38,8 +41,16 @@ def _has_work(job: Job) -> bool:
     return bool(job.files or job.trees or job.records or os.path.isdir(state))
 
 
-def _job(target: Target, options: Options) -> tuple[Job, tuple[str, ...]]:
-    root = target.root
+@dataclass(frozen=True)
+class _Stripped:
+    """What taking our blocks out means: files that change, notes, where the overlay is."""
+
+    files: tuple[FileChange, ...]
+    notes: tuple[str, ...]
+    overlay_root: str
+
+
+def _stripped(root: str, options: Options) -> _Stripped:
     record, note = receipt.load(root)
     notes = [note] if note else []
     before = receipt.stock_digests(record) or {}
@@ -48,21 +59,27 @@ def _job(target: Target, options: Options) -> tuple[Job, tuple[str, ...]]:
         change = _without_blocks(root, path, before, notes)
         if change:
             files.append(change)
-    work = overlay.removal(_overlay_root(record, files, options), root)
+    return _Stripped(tuple(files), tuple(notes), _overlay_root(record, files, options))
+
+
+def _job(target: Target, options: Options) -> tuple[Job, tuple[str, ...]]:
+    root = target.root
+    stripped = _stripped(root, options)
+    work = overlay.removal(stripped.overlay_root, root)
     originals = os.path.join(root, journal.STATE_FOLDER, "originals")
     records = [receipt.receipt_path(root)]
     if os.path.isdir(originals):
         records += [os.path.join(originals, name) for name in sorted(os.listdir(originals))]
-    changed = [os.path.relpath(change.path, root) for change in files]
+    changed = [os.path.relpath(change.path, root) for change in stripped.files]
     job = Job(
         root=root,
-        files=(*files, *work.files),
+        files=(*stripped.files, *work.files),
         trees=work.trees,
-        caches=tuple(caches.stale(root, changed, compiled=True)) if files else (),
+        caches=tuple(caches.stale(root, changed, compiled=True)) if changed else (),
         records=tuple(existing(path, None) for path in records if os.path.exists(path)),
         empty=(originals, *work.empty),
     )
-    return job, (*notes, *work.notes)
+    return job, (*stripped.notes, *work.notes)
 
 
 def _without_blocks(

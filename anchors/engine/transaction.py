@@ -14,7 +14,8 @@ from types import FrameType
 from anchors.engine import journal as journals
 from anchors.engine.digests import manifest_digest, read_package, sha256
 from anchors.engine.effects import Effects
-from anchors.engine.errors import ROLLED_BACK, HotfixError
+from anchors.engine.errors import BROKEN, ROLLED_BACK, HotfixError, unexpected
+from anchors.engine.fast import interrupted
 from anchors.engine.journal import STATE_FOLDER, FileEntry, Journal, TreeEntry
 
 _CAUSES = {
@@ -72,8 +73,10 @@ def commit(job: Job, effects: Effects) -> None:
             _put(change, entry, effects, touched)
         _read_back(job)
         journals.save(journals.committed(plan), job.root, effects)
-    except BaseException:
-        journals.roll_back(plan, job.root, effects, frozenset(touched))
+    except BaseException as error:
+        undone = journals.roll_back(plan, job.root, effects, touched=frozenset(touched))
+        if undone.left and isinstance(error, Exception):
+            raise explained(error, job.root, undone.left) from error
         raise
     journals.finish(plan, job.root, effects)
 
@@ -203,19 +206,27 @@ def _read_back(job: Job) -> None:
             raise OSError(errno.EIO, "reads back differently from what was written", tree.final)
 
 
-def explained(error: Exception) -> HotfixError:
-    """What a person is told when a run failed while writing and was rolled back (exit 4)."""
+def explained(error: Exception, root: str, left: tuple[str, ...] = ()) -> HotfixError:
+    """What a person is told when a run failed while writing and was rolled back (exit 4).
+
+    `left` is what could not be cleared away. A fault of our own while rolling back is exit 5.
+    """
     if isinstance(error, HotfixError):
+        error.context = (*error.context, *left)
         return error
+    undone = "Rolled back; this vLLM is as it was."
+    if left:
+        undone += " What could not be cleared away goes with the next run."
     if not isinstance(error, OSError):
-        message = f"a bug of vision-exp itself: {type(error).__name__}: {error}."
-    else:
-        cause = _CAUSES.get(error.errno or 0, error.strerror or str(error))
-        message = f"cannot write {error.filename or 'a file'}: {cause}."
+        if interrupted(root) and not left:
+            undone = "Not rolled back yet: do not start this vLLM, run this again first."
+            return unexpected(error, undone, exit_code=BROKEN)
+        return unexpected(error, undone, exit_code=ROLLED_BACK)
+    cause = _CAUSES.get(error.errno or 0, error.strerror or str(error))
     return HotfixError(
         "write-failed",
-        f"{message} Rolled back; this vLLM is as it was.",
+        f"cannot write {error.filename or 'a file'}: {cause}. {undone}",
         exit_code=ROLLED_BACK,
-        context=(repr(error),),
+        context=(repr(error), *left),
         hint="remove the cause, then: python3 hotfix.py apply",
     )
