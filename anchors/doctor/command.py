@@ -11,7 +11,7 @@ import sys
 from anchors.doctor import drafting, log, manifest, surroundings, tower_memory
 from anchors.engine import caches
 from anchors.engine.errors import DONE, NO, USAGE, HotfixError
-from anchors.engine.judging import DONE_STATES, Options, as_report, judge
+from anchors.engine.judging import DONE_STATES, Options, answering, as_report, judge
 from anchors.engine.report import PREFIX, Report
 from anchors.engine.target import Target
 
@@ -21,7 +21,8 @@ _EPS = "VISION_EXP_RMS_NORM_EPS"
 
 def run(arguments: argparse.Namespace, target: Target) -> Report:
     """The screen, or with --manifest, --against and --log their answers."""
-    judged = judge(target, Options(overlay_root=arguments.overlay_root))
+    with answering():
+        judged = judge(target, Options(overlay_root=arguments.overlay_root))
     result = as_report(judged, "doctor")
     result["exit"] = DONE if result["state"] in DONE_STATES else NO
     here = manifest.of(result)

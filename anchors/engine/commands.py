@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from anchors.engine import check, diffs, importing
-from anchors.engine.applying import apply
+from anchors.engine.applying import apply, prove
 from anchors.engine.effects import Effects
 from anchors.engine.errors import DONE, NO
-from anchors.engine.judging import DONE_STATES, Options, as_report, judge, refuse
+from anchors.engine.judging import DONE_STATES, Options, answering, as_report, judge, refuse
 from anchors.engine.report import Report
 from anchors.engine.reverting import revert
 from anchors.engine.target import Target
@@ -25,9 +25,10 @@ def run(arguments: argparse.Namespace, target: Target) -> Report:
         return _apply(arguments, target, options)
     if arguments.verb == "revert":
         return revert(target, options, Effects())
-    return {"status": _status, "verify": _verify, "diff": _diff}[arguments.verb](
-        arguments, target, options
-    )
+    if arguments.verb == "diff":
+        return _diff(arguments, target, options)
+    with answering():
+        return {"status": _status, "verify": _verify}[arguments.verb](arguments, target, options)
 
 
 def _apply(arguments: argparse.Namespace, target: Target, options: Options) -> Report:
@@ -43,7 +44,9 @@ def _apply(arguments: argparse.Namespace, target: Target, options: Options) -> R
 
 
 def _status(arguments: argparse.Namespace, target: Target, options: Options) -> Report:
-    result = as_report(judge(target, options), "status")
+    judged = judge(target, options)
+    prove(judged)  # what apply would refuse is not called pristine
+    result = as_report(judged, "status")
     result["exit"] = DONE if result["state"] in DONE_STATES else NO
     return result
 

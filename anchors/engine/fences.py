@@ -91,7 +91,8 @@ def split(data: bytes) -> Split:
         else:
             blocks.append(_block(name, b"".join([*body, line])))
             if not line.endswith(b"\n") and kept:
-                kept[-1] = re.sub(rb"\r?\n\Z", b"", kept[-1])
+                newline = b"\r\n" if body[0].endswith(b"\r\n") else b"\n"
+                kept[-1] = kept[-1].removesuffix(newline)
             opened = ""
     if opened:
         return Split(data, (), f"{opened}: opened and never closed")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from anchors.engine import journal, lock, overlay, receipt, report
 from anchors.engine.digests import file_digest, sha256
-from anchors.engine.errors import HotfixError, refused
+from anchors.engine.errors import NO, REFUSED, HotfixError, refused
 from anchors.engine.plan import Plan, make
 from anchors.engine.report import Report
 from anchors.engine.target import Target
@@ -142,6 +144,17 @@ def as_report(judged: Judged, verb: str) -> Report:
     if judged.state in _HINTS:
         full["error"] = _refusal(judged).as_json()
     return full
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """For verbs that only tell: what apply refuses (exit 3) is a no of theirs (exit 1)."""
+    try:
+        yield
+    except HotfixError as error:
+        if error.exit_code == REFUSED:
+            error.exit_code = NO
+        raise
 
 
 def refuse(judged: Judged) -> None:

@@ -10,15 +10,17 @@ import shutil
 import stat
 import sys
 import tempfile
+import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 
 from anchors.engine import bundled
 from anchors.engine.digests import TOOL_ROOT, sha256
-from anchors.engine.errors import environment, refused
+from anchors.engine.errors import HotfixError, environment, refused
 from anchors.kit.anchor import Anchor, Drift, Match, NotApplicable
 
 Outcome = Match | Drift | NotApplicable
+_DEEPEST = 250
 _REINSTALL = "reinstall this vLLM, or use a container that has not been edited"
 
 
@@ -105,43 +107,76 @@ def locate(path: str, data: bytes, anchors: tuple[Anchor, ...]) -> Located:
     Raises HotfixError: not Python (3), LibCST missing (6).
     """
     text = decode(path, data)
-    if _too_deep(text):
+    if data.count(b"\r") - data.count(b"\r\n") > data.count(b"\n"):
         raise refused(
-            "target-too-deep",
-            f"{path} is nested too deeply to parse. Nothing was changed.",
+            "target-line-ends",
+            f"{path} has lines that end in a carriage return alone, as no vLLM ships them. "
+            "Nothing was changed.",
             hint=_REINSTALL,
             state="drifted",
         )
+    _parseable(path, text)
     cst = load_libcst()
     try:
         module = cst.parse_module(text)
     except cst.ParserSyntaxError as error:
-        raise refused(
-            "target-syntax",
-            f"{path} does not parse (line {error.raw_line}), so this vLLM cannot work. "
-            "Nothing was changed.",
-            hint=_REINSTALL,
-            state="drifted",
-        ) from error
+        raise _syntax(path, error.raw_line) from error
     outcomes: list[tuple[Anchor, Outcome]] = []
     for anchor in anchors:
         try:
             outcomes.append((anchor, anchor.find(module)))
         except (Drift, NotApplicable) as outcome:
             outcomes.append((anchor, outcome))
+        except RecursionError as error:  # LibCST nests what Python's own tree holds as one node
+            raise _too_deep(path) from error
     return Located(path, tuple(outcomes))
 
 
-def _too_deep(text: str) -> bool:
-    """True for code nested so deeply that LibCST's parser would take the process with it."""
+def _parseable(path: str, text: str) -> None:
+    """Raises HotfixError (exit 3) for code that this Python does not take, or LibCST cannot.
+
+    LibCST's time grows with the square of the nesting, and at some depth its parser takes the
+    process with it. The deepest file of any vLLM has 30 levels.
+    """
     try:
-        ast.parse(text)
-    except (RecursionError, MemoryError):
-        return True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except (RecursionError, MemoryError) as error:
+        raise _too_deep(path) from error
     except (SyntaxError, ValueError) as error:
-        # Anything else is for LibCST to say, which may know newer syntax than this Python.
-        return "too many nested" in str(error)
-    return False
+        if "too many nested" in str(error):
+            raise _too_deep(path) from error
+        raise _syntax(path, getattr(error, "lineno", None)) from error
+    level: list[tuple[ast.AST, int]] = [(tree, 1)]
+    while level:
+        node, depth = level.pop()
+        # `a and b and c` is one node here, and two inside each other in LibCST.
+        depth += len(node.values) if isinstance(node, ast.BoolOp) else 1
+        if depth > _DEEPEST:
+            raise _too_deep(path)
+        level += [(child, depth) for child in ast.iter_child_nodes(node)]
+
+
+def _too_deep(path: str) -> HotfixError:
+    return refused(
+        "target-too-deep",
+        f"{path} is nested too deeply to parse, or an expression in it is too long. "
+        "Nothing was changed.",
+        hint=_REINSTALL,
+        state="drifted",
+    )
+
+
+def _syntax(path: str, line: int | None) -> HotfixError:
+    python = ".".join(map(str, sys.version_info[:2]))
+    return refused(
+        "target-syntax",
+        f"{path} does not parse with Python {python} (line {line or 'unknown'}), so this vLLM "
+        "cannot work here. Nothing was changed.",
+        hint=_REINSTALL,
+        state="drifted",
+    )
 
 
 def load_libcst():

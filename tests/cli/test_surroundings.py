@@ -5,6 +5,7 @@ The mounts live in a mount namespace of their own and vanish with the process.
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -118,6 +119,23 @@ def test_namespace_package(tmp_path: Path) -> None:
     assert contents(tmp_path / "one") == before
 
 
+def test_a_python_that_does_not_look_beside_the_script(rig: Rig) -> None:
+    """As with `python3 -I`, or PYTHONSAFEPATH in an image."""
+    answer = rig.spawn("status", env={"PYTHONSAFEPATH": "1"})
+    assert answer.code == 1, answer.err
+    assert "pristine" in answer.out
+
+
+def test_overlay_root_below_a_home(rig: Rig) -> None:
+    """An image's ENV line is expanded by no shell."""
+    place = {**rig.environment, "VISION_EXP_OVERLAY_ROOT": "~/overlay"}
+    for code in (0, 0):
+        answer = hotfix_rig.call(["--root", str(rig.root), "apply"], place)
+        assert answer.code == code, answer.err
+    assert "nothing was written" in answer.out
+    assert (rig.home / "overlay" / "vision_exp").is_dir()
+
+
 @pytest.mark.parametrize("kind", ["absent", "a-file", "the-parent"])
 def test_root_that_is_no_vllm(rig: Rig, kind: str) -> None:
     root = {"absent": rig.base / "nowhere", "a-file": rig.root / MODEL, "the-parent": rig.site}[
@@ -140,12 +158,15 @@ def test_vllm_that_never_had_the_model(rig: Rig) -> None:
 # --- what is in the target files --------------------------------------------------------------
 
 
+BAD = "drifted"
 BAD_CONTENT = {
     "missing": None,
     "empty": b"",
     "binary": bytes(range(256)) * 64,
     "not-utf-8": "# ägypten\nX = 1\n".encode("latin-1"),
     "syntax-error": b"def broken(:\n",
+    "carriage-returns": b"class DeepseekV4Config:\r    pass\r",
+    "nul": b"X = 1\0\n",
 }
 
 
@@ -166,6 +187,11 @@ def test_bad_target_file(rig: Rig, file: str, kind: str) -> None:
     assert report.code == report.json["exit"] == 3
     assert report.json["error"]["message"]
     assert report.json["error"]["hint"]
+    # Status answers with a plain no, in the same words: it is not refusing anything.
+    told = rig.run("--json", "status")
+    assert told.code == told.json["exit"] == 1
+    assert told.json["error"] == report.json["error"]
+    assert told.json["state"] == report.json["state"] == ("missing" if kind == "missing" else BAD)
 
 
 def test_target_that_is_a_folder(rig: Rig) -> None:
@@ -179,27 +205,65 @@ def test_target_that_is_a_folder(rig: Rig) -> None:
 # --- where the bytes are ----------------------------------------------------------------------
 
 
-def test_source_nested_too_deeply(rig: Rig) -> None:
-    path = rig.root / "transformers_utils/configs/deepseek_v4.py"
-    path.write_text(path.read_text() + "X = " + "(" * 3000 + "1" + ")" * 3000 + "\n")
+TOO_MUCH = {
+    "brackets": "(" * 3000 + "1" + ")" * 3000,
+    "sum": " + ".join(["1"] * 30_000),
+    "sum-in-what-this-python-takes": " + ".join(["1"] * 900),
+    "and": " and ".join(["a"] * 30_000),
+    "conditions": " if a else ".join(["a"] * 900),
+    "strings": "1\nclass B:\n def load_weights(self):\n  return " + "'a' " * 2000,
+    "sum-before-a-syntax-error": " + ".join(["1"] * 30_000) + "\ndef broken(:",
+}
+
+
+@pytest.mark.parametrize("kind", TOO_MUCH)
+def test_source_that_the_parser_could_not_bear(rig: Rig, kind: str) -> None:
+    """Refused before LibCST gets it, whose time grows with the square of such nesting."""
+    path = rig.root / MTP
+    path.write_text(path.read_text() + f"X = {TOO_MUCH[kind]}\n")
     before = contents(rig.base)
+    start = os.times()
     # In a process of its own: a parser that overflows its stack takes the process with it.
-    check_refusal(rig.spawn("apply"), 3, "nested too deeply")
+    answer = rig.spawn("apply")
+    check_refusal(answer, 3, MTP)
+    assert "parse" in answer.cause
     assert contents(rig.base) == before
+    assert rig.spawn("status").code == 1
+    took = os.times()
+    assert took.children_user - start.children_user < 4, "seconds of two runs"
 
 
-@pytest.mark.parametrize("kind", ["link", "lock"])
-def test_state_folder_that_is_not_ours(rig: Rig, tmp_path: Path, kind: str) -> None:
+def test_a_file_that_ends_in_a_carriage_return(rig: Rig) -> None:
+    """Rare, and no reason to refuse: its last byte comes back as well."""
+    path = rig.root / CONFIG
+    path.write_bytes(path.read_bytes().rstrip() + b"\r")
+    before = path.read_bytes()
+    assert rig.run("apply").code == 0
+    assert rig.run("verify").code == 0
+    assert rig.run("revert").code == 0
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("verb", ["apply", "revert"])
+@pytest.mark.parametrize("place", ["", "lock", "lock-folder", "undo", "originals"])
+def test_state_folder_that_is_not_ours(rig: Rig, tmp_path: Path, place: str, verb: str) -> None:
+    """A link there would have files written, or cleared away, where they are none of ours."""
+    if verb == "revert":
+        assert rig.run("apply").code == 0
     elsewhere, state = tmp_path / "elsewhere", rig.root / ".vision-exp"
     elsewhere.mkdir()
-    if kind == "link":
-        state.symlink_to(elsewhere)
+    (elsewhere / "file").write_text("precious")
+    odd = state / place.partition("-")[0]
+    if odd.is_dir():
+        shutil.rmtree(odd)
+    odd.parent.mkdir(exist_ok=True)
+    if place == "lock-folder":
+        odd.mkdir()
     else:
-        (state / "lock").mkdir(parents=True)
-    before = contents(rig.base)
-    check_refusal(rig.run("apply"), 6, ".vision-exp")
-    assert contents(rig.base) == before
-    assert list(elsewhere.iterdir()) == []
+        odd.symlink_to(elsewhere / "file" if place == "lock" else elsewhere)
+    before = contents(tmp_path)
+    check_refusal(rig.run(verb), 6, ".vision-exp")
+    assert contents(tmp_path) == before
 
 
 def test_hard_link_shared_with_another_environment(rig: Rig) -> None:
@@ -296,6 +360,17 @@ def without_privilege(rig: Rig, *words: str) -> Answer:
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
+def test_a_target_that_cannot_be_read(rig: Rig) -> None:
+    """What is in it cannot be told: no answer (1) and no judgement of the source (3)."""
+    (rig.root / MTP).chmod(0)
+    before = identity(rig.base)
+    told = {verb: without_privilege(rig, verb) for verb in ("apply", "status", "verify")}
+    for answer in told.values():
+        check_refusal(answer, 6, "mtp.py", "permission")
+    assert len({answer.cause for answer in told.values()}) == 1
+    assert identity(rig.base) == before
+
+
 @pytest.mark.parametrize("where", ["nvidia", "configs", "all"])
 def test_no_permission(rig: Rig, where: str) -> None:
     folders = {
@@ -369,3 +444,98 @@ def test_overlay_folder_of_somebody_else(rig: Rig) -> None:
     answer = rig.run("apply")
     check_refusal(answer, 3, "vision_exp")
     assert identity(rig.base) == before
+
+
+@pytest.mark.parametrize("kind", ["dangling", "elsewhere"])
+def test_overlay_folder_that_is_a_link(rig: Rig, kind: str) -> None:
+    elsewhere = rig.base / "elsewhere"
+    if kind == "elsewhere":
+        elsewhere.mkdir()
+    rig.overlay.mkdir()
+    (rig.overlay / "vision_exp").symlink_to(elsewhere)
+    before = identity(rig.base)
+    answer = rig.run("apply")
+    check_refusal(answer, 6, f"is a link to {elsewhere}")
+    assert ("which is not there" in answer.cause) == (kind == "dangling")
+    assert "written by others" not in answer.err
+    assert identity(rig.base) == before
+
+
+def test_overlay_root_that_is_a_link(rig: Rig) -> None:
+    elsewhere = rig.base / "elsewhere"
+    elsewhere.mkdir()
+    rig.overlay.symlink_to(elsewhere)
+    answer = rig.run("apply")
+    check_refusal(answer, 6, "is a link to")
+    assert f"--overlay-root {elsewhere}" in answer.err
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_state_folder_of_the_overlay_that_is_not_ours(rig: Rig, kind: str) -> None:
+    rig.overlay.mkdir()
+    place = rig.overlay / ".vision-exp"
+    place.symlink_to(rig.home) if kind == "link" else place.write_text("")
+    before = contents(rig.base)
+    check_refusal(rig.run("apply"), 6, str(place))
+    assert contents(rig.base) == before
+
+
+def test_a_file_where_the_overlay_goes(rig: Rig) -> None:
+    assert rig.run("apply").code == 0
+    shutil.rmtree(rig.overlay / "vision_exp")
+    (rig.overlay / "vision_exp").write_text("")
+    before = identity(rig.base)
+    check_refusal(rig.run("apply"), 3, "vision_exp")
+    assert identity(rig.base) == before
+
+
+@pytest.mark.parametrize("kind", ["dangling", "pipe"])
+def test_odd_entries_in_the_staged_overlay(rig: Rig, kind: str) -> None:
+    """Never opened: a pipe would wait for ever. Revert works, and leaves what it does not know."""
+    assert rig.run("apply").code == 0
+    odd = rig.overlay / "vision_exp" / "odd.py"
+    odd.symlink_to("nowhere") if kind == "dangling" else os.mkfifo(odd)
+    assert rig.spawn("--json", "status").json["state"] == "stale"
+    assert rig.spawn("apply").code == (6 if kind == "dangling" else 0)
+    assert rig.spawn("revert").code == 0
+    assert contents(rig.site) == contents(sources.stock("0.29.0"))
+
+
+def test_the_folder_of_the_tool_itself_as_overlay_root(rig: Rig, tmp_path: Path) -> None:
+    """As when the bundle was unpacked into the overlay root: revert must not eat the tool."""
+    tool = tmp_path / "tool"
+    for name in ("anchors", "vision_exp"):
+        shutil.copytree(hotfix_rig.REPO / name, tool / name)
+    shutil.copy(hotfix_rig.HOTFIX, tool)
+    for path in [tool, *tool.rglob("*")]:
+        path.chmod(0o755)
+    shipped = contents(tool / "vision_exp")
+    words = ["--root", str(rig.root), "--overlay-root", str(tool)]
+    for verb in ("apply", "verify", "revert", "apply", "revert"):
+        command = [sys.executable, "-B", str(tool / "hotfix.py"), *words, verb]
+        done = subprocess.run(command, env=rig.environment, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    assert contents(tool / "vision_exp") == shipped
+    assert contents(rig.site) == contents(sources.stock("0.29.0"))
+
+
+@pytest.mark.parametrize(
+    "name", ["k\xf6ln", "\U0001f600", "a\nb", 'it\'s "it"', "\udcff", "%s{root}"]
+)
+def test_names_of_the_overlay_root(rig: Rig, name: str) -> None:
+    """What Python reads in the hook is the folder that was staged."""
+    root = rig.base / name
+    words = ["--root", str(rig.root), "--overlay-root", str(root)]
+    assert hotfix_rig.call([*words, "-q", "apply"], rig.environment).code == 0
+    roots = [
+        ast.literal_eval(keyword.value)
+        for node in ast.walk(ast.parse((rig.root / CONFIG).read_bytes()))
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "root"
+    ]
+    assert roots == [str(root)]
+    shutil.rmtree(rig.root / ".vision-exp")
+    plain = hotfix_rig.call(["--root", str(rig.root), "revert"], rig.environment)
+    assert plain.code == 0, plain.err
+    assert not root.exists(), "revert without a receipt does not find the overlay"
