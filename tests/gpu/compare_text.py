@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,9 @@ def compare(stock: list[dict[str, Any]], rounds: list[dict[str, Any]]) -> tuple[
 
 
 def kernel_lists(stock: list[list[str]], found: list[list[str]]) -> tuple[bool, str]:
-    """Equal lists on every stream."""
+    """Equal lists on every stream, whichever of two that start together is named first."""
     count = sum(map(len, stock))
-    if stock == found:
+    if sorted(stock) == sorted(found):
         return True, f"{count} launches on {len(stock)} streams, equal in order"
     more, less = changes(stock, found)
     return False, f"{count} launches before; added {brief(more)}; missing {brief(less)}"
@@ -96,15 +97,23 @@ def changes(stock: list[list[str]], found: list[list[str]]) -> tuple[list[str], 
     """Launches only in ``found``, and only in ``stock``, stream by stream."""
     more: list[str] = []
     less: list[str] = []
-    for index in range(max(len(stock), len(found))):
-        one = stock[index] if index < len(stock) else []
-        two = found[index] if index < len(found) else []
+    for one, two in paired(stock, found):
         matcher = difflib.SequenceMatcher(a=one, b=two, autojunk=False)
         for tag, a, b, c, d in matcher.get_opcodes():
             if tag != "equal":
                 less += one[a:b]
                 more += two[c:d]
     return more, less
+
+
+def paired(stock: list[list[str]], found: list[list[str]]) -> list[tuple[list[str], list[str]]]:
+    """Each stream of ``stock`` with the one of ``found`` that shares most launches with it."""
+    rest = list(found)
+    pairs: list[tuple[list[str], list[str]]] = []
+    for one in sorted(stock, key=len, reverse=True):
+        shared = [(Counter(one) & Counter(two)).total() for two in rest]
+        pairs.append((one, rest.pop(shared.index(max(shared))) if rest else []))
+    return pairs + [([], two) for two in rest]
 
 
 def brief(names: list[str]) -> str:
