@@ -18,6 +18,7 @@ import os
 import py_compile
 import random
 import runpy
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def main() -> None:
             return
         print(process, file=answers, flush=True)
         status = os.waitpid(process, 0)[1]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)  # what the script started and did not end
         print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
 
 
