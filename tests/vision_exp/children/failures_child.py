@@ -44,7 +44,7 @@ BOTH = [0, 1]
 LONG = {"seed": 1, "before": 300, "after": 300}  # a full block behind each picture
 
 
-def engine_config(folder: Path, mode: str) -> Any:
+def engine_config(folder: Path, mode: str, ranks: int) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     return EngineArgs(
@@ -52,7 +52,7 @@ def engine_config(folder: Path, mode: str) -> Any:
         max_model_len=2048,
         enforce_eager=True,
         limit_mm_per_prompt={"image": 4},
-        tensor_parallel_size=2,
+        tensor_parallel_size=ranks,
         distributed_executor_backend="mp",
         worker_cls="failures_worker.Worker",
         mm_encoder_tp_mode=mode,
@@ -60,13 +60,16 @@ def engine_config(folder: Path, mode: str) -> Any:
 
 
 class Engine:
-    """One engine with two worker processes."""
+    """One engine, with two worker processes or (`ranks=1`) with its worker in this one."""
 
-    def __init__(self, folder: Path, *, kind: str, later: bool, mode: str = "weights") -> None:
+    def __init__(
+        self, folder: Path, *, kind: str, later: bool, mode: str = "weights", ranks: int = 2
+    ) -> None:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-        config = engine_config(folder, mode)
+        config = engine_config(folder, mode, ranks)
         # vLLM's CPU platform asks for new interpreters, which would import vLLM again.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         # Off on vLLM's CPU platform; nothing here depends on it.
@@ -75,7 +78,8 @@ class Engine:
         os.environ["FAILURES_RUNNER"] = kind
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(kind == "v2"))
         assert config.use_v2_model_runner is (kind == "v2")
-        self.core = EngineCore(config, MultiprocExecutor, log_stats=False)
+        executor = MultiprocExecutor if ranks > 1 else UniProcExecutor
+        self.core = EngineCore(config, executor, log_stats=False)
         assert (self.core.batch_queue is not None) is later
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
@@ -178,6 +182,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], None]]:
         "v1 asynchronous": on("v1", isolated, later=True),
         "v2 asynchronous": on("v2", isolated, later=True),
         "v2, images spread over ranks": on("v2", isolated, later=False, mode="data"),
+        "one process": on("v1", isolated, later=False, ranks=1),
         "first rank alone": on("v2", fatal, [0], RuntimeError, "picture 2.0 broke", later=True),
         "second rank alone": on("v1", fatal, [1], TimeoutError, "timed out", later=False),
     }
@@ -239,7 +244,7 @@ def main() -> None:
         import vllm.v1.engine.core  # noqa: F401
 
         start = time.monotonic()
-        config = engine_config(folder, "weights")  # inspects the model class, for all forks
+        config = engine_config(folder, "weights", 2)  # inspects the model class, for all forks
         seconds["set-up"] = round(time.monotonic() - start, 1)
         patience, failed_ranks.PATIENCE = failed_ranks.PATIENCE, 1.0
         for name, scenario in scenarios(folder).items():
