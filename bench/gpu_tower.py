@@ -24,25 +24,17 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO / "tests"))
+sys.path.insert(0, str(REPO))
+
+import released_config
 
 from vision_exp import tower_attention, tower_fused
 from vision_exp.config import VisionConfig
 from vision_exp.tower import Aligner, VisionTower
 
-SIZES = {
-    "vision_n_layers": 32,
-    "vision_dim": 1024,
-    "vision_n_heads": 16,
-    "vision_inter_dim": 2816,
-    "vision_patch_size": 14,
-    "vision_rope_theta": 10000.0,
-    "vision_downsample_ratio": 3,
-    "vision_max_n_token": 384,
-    "vision_min_pixels": 147456,
-    "vision_max_wh_ratio": 8,
-    "hidden_size": 4096,
-}
+SIZES = {**released_config.VISION, "hidden_size": released_config.LANGUAGE["hidden_size"]}
 #: name -> (grids in one call, most times the floor)
 CASES: dict[str, tuple[list[tuple[int, int]], float | None]] = {
     "42x74": ([(42, 74)], 1.6),
