@@ -116,9 +116,16 @@ def run_child(
 
 
 class Observations(dict[str, Any]):
-    """Check name -> what it saw, as children/observations.py reports it."""
+    """Check name -> what it saw, as children/observations.py reports it.
+
+    One that is looked up after it failed, or after the child did, raises with that story.
+    """
+
+    crash = ""
 
     def __getitem__(self, name: str) -> Any:
+        if self.crash:
+            raise AssertionError(self.crash)
         kind, value = super().__getitem__(name)
         if kind == "failed":
             raise AssertionError(f"{name} in the child:\n{value}")
@@ -128,9 +135,11 @@ class Observations(dict[str, Any]):
 def observe(script: Path, tree: Path, **options: Any) -> Observations:
     """What the checks of `script` saw in `tree`. Options are those of `run_child`."""
     done = run_child(script, tree, **options)
-    if done.returncode != 0:
-        raise AssertionError(f"{script.name} ended with {done.returncode}\n{done.stderr[-4000:]}")
-    return Observations(json.loads(done.stdout.splitlines()[-1]))
+    if done.returncode == 0:
+        return Observations(json.loads(done.stdout.splitlines()[-1]))
+    found = Observations()
+    found.crash = f"{script.name} ended with {done.returncode}\n{done.stderr[-4000:]}"
+    return found
 
 
 @functools.cache

@@ -23,4 +23,4 @@ def report(*checks: Callable[[], Any]) -> None:
             found[name] = ("saw", check())
         except Exception:  # noqa: BLE001  reported by name to the parent, which fails
             found[name] = ("failed", traceback.format_exc())
-    print(json.dumps(found))
+    print(json.dumps(found, default=repr))
