@@ -97,6 +97,7 @@ def run(
     finally:
         if folder := environment.get("VISION_EXP_TEST_BYTECODE"):
             keep_bytecode(folder)
+        gc.unfreeze()  # else extension modules complain of leaks at the end
 
 
 def keep_bytecode(folder: str) -> None:
