@@ -88,26 +88,30 @@ class Failures:
     @contextmanager
     def lend(self, rows: Rows, features: Features) -> Iterator[None]:
         """Give rows of zeros to the step's images that have none or a wrong number of them."""
-        lent: list[tuple[Any, str]] = []
+        lent: dict[int, tuple[Any, str, str]] = {}  # by id: feature, its identifier, why
         for request, start, stop in _scheduled(self.step):
             for feature in features(request):
-                place, image = feature.mm_position, feature.identifier
+                place = feature.mm_position
                 if place.offset > stop or place.offset + place.length <= start:
                     continue  # drafts read one position further than the step computes
-                reason = self._reason(feature, rows)
-                if reason is None:
-                    continue
+                # In the engine's own process, the samples of one prompt share its features.
+                if id(feature) not in lent:
+                    reason = self._reason(feature, rows)
+                    if reason is None:
+                        continue
+                    lent[id(feature)] = feature, feature.identifier, reason
+                    like: Any = rows.get(feature.identifier, self.like)
+                    zeros = like.new_zeros((place.get_num_embeds(), like.shape[-1]))
+                    # Another request may have the right number of rows under the same name.
+                    feature.identifier = f"lent {len(lent)}: {feature.identifier}"
+                    rows[feature.identifier] = zeros
+                _, image, reason = lent[id(feature)]
                 if place.offset < stop:
                     self.readers.setdefault(request, Reader(image, place.offset, reason))
-                like: Any = rows.get(image, self.like)
-                # Another request may have the right number of rows under the same name.
-                feature.identifier = f"lent {len(lent)}: {image}"
-                rows[feature.identifier] = like.new_zeros((place.get_num_embeds(), like.shape[-1]))
-                lent.append((feature, image))
         try:
             yield
         finally:
-            for feature, image in lent:
+            for feature, image, _ in lent.values():
                 del rows[feature.identifier]
                 feature.identifier = image
 

@@ -120,20 +120,20 @@ def fail(scheduler: Any, failed: Failed) -> list[tuple[Any, str]]:
     manager = scheduler.kv_cache_manager
     running = {n: request for n, request in scheduler.requests.items() if not request.is_finished()}
     blocks = {name: manager.get_block_ids(name) for name in running}
-    readers = {name: reader for name, reader in failed.readers.items() if name in running}
-    ended = {name: reader.reason for name, reader in readers.items()}
+    ended = {name: reader.reason for name, reader in failed.readers.items() if name in running}
     spoilt: set[int] = set()
-    for name, reader in readers.items():
-        spoilt |= _from(manager, blocks[name], reader.position)
+    for name in ended:
+        spoilt |= _from(manager, blocks[name], failed.readers[name].position)
     spoilt.discard(manager.block_pool.null_block.block_id)
-    for name in running.keys() - readers.keys():
+    for name in running.keys() - failed.readers.keys():
         # A block can be found from the moment it is scheduled, also by a request whose own tokens
         # all come after the image.
         if spoilt.intersection(chain.from_iterable(blocks[name])):
             ended[name] = "it shares blocks of the KV cache with a request whose image failed"
-    for name, reader in readers.items():
-        if not any(blocks[name]):
-            # Preempted while its step ran. Which blocks it had is not known any more.
+    for name, reader in failed.readers.items():
+        if not any(blocks.get(name, ())):
+            # Preempted or cancelled while its step ran. Which blocks it had is not known any more,
+            # and they can still be found.
             spoilt.update(range(manager.block_pool.num_gpu_blocks))
             alike = (n for n, request in running.items() if _has(request, reader.image))
             ended.update((n, reader.reason) for n in alike if n not in ended)

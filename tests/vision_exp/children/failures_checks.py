@@ -182,6 +182,49 @@ def check_preempted_while_it_ran(hf_config: Any) -> None:
     assert engine.hits["again"] == 0
 
 
+def check_cancelled_while_it_ran(hf_config: Any) -> None:
+    """A client that hangs up leaves nothing in the prefix cache for the next one to find."""
+    from vllm.v1.request import RequestStatus
+
+    long = {"before": 300, "after": 600}
+    for runner in ("v1", "v2"):
+        engine = Engine(hf_config, runner, 2.0)
+        engine.add("bad", [2.0], **long)
+        engine.add("beside", [1.0], seed=3)
+        first = engine.schedule()
+        engine.add("late", [2.0], **long)
+        second = engine.schedule()
+        assert engine.hits["late"] == 768
+        failed = engine.work(first)
+        # vLLM does so between a step and its output.
+        engine.scheduler.finish_requests("bad", RequestStatus.FINISHED_ABORTED)
+        late = engine.work(second)
+        engine.update(first, failed)
+        engine.update(second, late)
+        engine.model.broken.clear()
+        assert engine.run() == {"late": "error", "beside": "length"}, runner
+        engine.add("again", [2.0], **long)
+        engine.run()
+        assert engine.tokens["again"] == alone(hf_config, runner, [2.0], **long), runner
+
+
+def check_samples_of_one_prompt(hf_config: Any) -> None:
+    """In the engine's own process they share the prompt's images, also with the worker."""
+    for runner in ("v1", "v2"):
+        engine = Engine(hf_config, runner, 2.0)
+        first = engine.add("0", [2.0, 1.0])
+        other = tiny_requests.request("1", [2.0, 1.0], engine.scheduler.hasher)
+        other.mm_features = first.mm_features
+        engine.scheduler.add_request(other)
+        output = engine.schedule()
+        assert len(output.num_scheduled_tokens) == 2
+        engine.worker.execute_model(output)
+        assert [feature.identifier for feature in first.mm_features] == ["2.0", "1.0"]
+        engine.update(output, engine.worker.sample_tokens(None))
+        assert engine.ends == {"0": "error", "1": "error"}, runner
+        assert all("picture 2.0 broke" in reason for reason in engine.reasons.values())
+
+
 def check_failing_batch(hf_config: Any) -> None:
     """A batch that fails as a whole is encoded image by image; all requests are answered."""
     engine = Engine(hf_config, "v2")
