@@ -8,6 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
+
 from vision_exp.messages_rules import ImagePart, RuleError
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
@@ -36,7 +40,8 @@ def source_of(image: ImagePart) -> Source:
     part = image.part
     if part.get("type") == "image_embeds" or "image_embeds" in part:
         raise RuleError(f"{image.where}: precomputed image embeddings are not supported")
-    uuid = None if part.get("uuid") is None else str(part["uuid"])
+    # An empty one names nothing: pictures under it would be taken for each other.
+    uuid = None if part.get("uuid") in (None, "") else str(part["uuid"])
     value = next((part[key] for key in _SOURCE_KEYS if part.get(key) is not None), None)
     if isinstance(value, Mapping):
         value = value.get("url")
@@ -57,8 +62,10 @@ def load(sources: Sequence[Source], connector: Any) -> list[Any]:
     images = []
     for source in sources:
         try:
-            image = source.image if source.url is None else connector.fetch_image(source.url)
-            images.append(_decoded(image))
+            if source.url is None:
+                images.append(_picture(source.image))
+            else:
+                images.append(_decoded(connector.fetch_image(source.url)))
         except Exception as error:
             raise _failure(source, error) from error
     return images
@@ -70,7 +77,7 @@ async def load_async(sources: Sequence[Source], connector: Any) -> list[Any]:
     async def one(source: Source) -> Any:
         try:
             if source.url is None:
-                return _decoded(source.image)
+                return _picture(source.image)
             return await connector.fetch_image_async(source.url)
         except Exception as error:
             raise _failure(source, error) from error
@@ -93,6 +100,17 @@ def _tidy(where: str, url: str) -> str:
     if any(space in data for space in " \t\r\n"):
         data = "".join(data.split())
     return f"data:{match['type'] or 'image/unknown'};base64,{data}"
+
+
+def _picture(value: Any) -> Any:
+    """The object of a part as a picture. None, where an uuid stands for it, stays None."""
+    if isinstance(value, torch.Tensor):
+        value = value.numpy(force=True)
+    if isinstance(value, np.ndarray):
+        value = Image.fromarray(value)
+    if value is not None and not isinstance(value, Image.Image):
+        raise ValueError(f"expected a URL, a PIL image or an array, got {type(value).__name__}")
+    return _decoded(value)
 
 
 def _decoded(image: Any) -> Any:

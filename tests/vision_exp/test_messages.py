@@ -13,7 +13,7 @@ import pytest
 from vllm_rig import BY_RELEASE, run_child, tree
 
 CHILD = Path(__file__).parent / "children" / "messages_child.py"
-CHECKS = 31  # so that a check that silently stops running is noticed
+CHECKS = 32  # so that a check that silently stops running is noticed
 
 
 @pytest.mark.parametrize("version", BY_RELEASE)

@@ -134,16 +134,23 @@ def bad_parts() -> dict[str, Any]:
         "file outside": "file:///etc/hostname",
     }.items():
         parts[name] = {"type": "image_url", "image_url": {"url": url}}
+    for name, value in {"number": 5, "list": [1, 2], "bare base64": "iVBORw0KGgo="}.items():
+        parts[name] = {"type": "image_url", "image_url": {"url": value}}
+        parts[f"{name} as image"] = {"type": "image", "image": value}
     parts["nothing"] = {"type": "image_url", "image_url": None}
     return parts
 
 
 def check_bad_pictures(server: Server) -> None:
+    import numpy
+
     good = [{"role": "user", "content": [part(0), text("x")]}]
     expected = server.chat(good)["prompt_token_ids"]
     for name, bad in {
         **bad_parts(),
         "embeds": {"type": "image_embeds", "image_embeds": "A"},
+        "bytes": {"type": "image", "image": rig.png(rig.picture(0))},
+        "array of no picture": {"type": "image", "image": numpy.zeros((3, 8, 8))},
     }.items():
         messages = [ASK, {"role": "user", "content": [text("a"), part(0), bad]}]
         error = refused(lambda m=messages: server.chat(m), "messages[1].content[2]")
@@ -154,6 +161,18 @@ def check_bad_pictures(server: Server) -> None:
 
         refused(lambda r=render: asyncio.run(r()), "messages[1].content[2]")
         assert server.chat(good)["prompt_token_ids"] == expected, name
+
+
+def check_empty_uuid(server: Server) -> None:
+    """It names no picture, so two under it are not one."""
+    found = [
+        server.chat([{"role": "user", "content": [{**part(number), "uuid": ""}]}])["mm_hashes"]
+        for number in (0, 1)
+    ]
+    plain = [server.chat([{"role": "user", "content": [part(n)]}])["mm_hashes"] for n in (0, 1)]
+    assert found == plain and found[0] != found[1]
+    nothing = {"type": "image_url", "image_url": None, "uuid": ""}
+    refused(lambda: server.chat([{"role": "user", "content": [nothing]}]), "holds no image")
 
 
 class Pictures(http.server.BaseHTTPRequestHandler):
