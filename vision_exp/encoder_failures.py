@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from vision_exp import failed_ranks, failed_requests, lazy, step
+from vision_exp import failed_answers, failed_ranks, failed_requests, lazy, step
 from vision_exp.failed_requests import Failed, Reader
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
@@ -134,8 +134,9 @@ _current: Failures | None = None  # of the runner whose step runs; None before t
 
 
 def install() -> None:
-    """Wrap the scheduler, both model runners and the model's encoder."""
+    """Wrap the scheduler, the API server's client, both model runners and the model's encoder."""
     failed_requests.install()
+    failed_answers.install()
     lazy.when_imported("vllm.v1.worker.gpu_model_runner", _wrap_runner_v1)
     lazy.when_imported("vllm.v1.worker.gpu.model_runner", _wrap_runner)
     lazy.when_imported("vllm.v1.worker.gpu.mm.encoder_runner", _wrap_encoder_runner)

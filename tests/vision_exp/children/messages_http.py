@@ -15,12 +15,14 @@ import urllib.request
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import messages_rig as rig
 import openai
 from messages_checks_pictures import bad_parts
 from messages_conversations import ASK
 from messages_rig import SENTINEL, part, text
 
+from vision_exp import failed_answers
 from vision_exp.tokens import PLACEHOLDER
 
 TOKEN = 50
@@ -89,14 +91,18 @@ class Api:
         )
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        try:
+            return 200, json.loads(self.text(path, body))
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def text(self, path: str, body: dict[str, Any]) -> str:
+        """The body of an answer. Raises HTTPError unless its status is 200."""
         request = urllib.request.Request(
             self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read().decode()
 
     def last_ids(self) -> list[int]:
         return self.core.requests[-1].prompt_token_ids
@@ -328,13 +334,43 @@ def check_http_render(api: Api) -> None:
 
 def check_http_failed_picture(api: Api) -> None:
     """A request that the engine ends with an error gets 500, and the next one an answer."""
+    image = {"type": "input_image", "image_url": part(0)["image_url"]["url"], "detail": "auto"}
+    turn = [{"role": "user", "content": [image]}]
+    respond = api.client.responses.create
     api.core.failure = "an image cannot be encoded"
     try:
-        api.chat([USER])
-    except openai.InternalServerError as error:
-        assert error.status_code == 500, error
-    else:
-        raise AssertionError("answered")
+        for n in (1, 2):
+            answered_500(lambda n=n: api.chat([USER], n=n))
+            # The status of a stream is out before the picture fails; it ends with an error.
+            broken_stream(lambda n=n: api.chat([USER], n=n, stream=True))
+        answered_500(lambda: respond(model=api.model, input=turn, max_output_tokens=1))
+        broken_stream(lambda: respond(model=api.model, input=turn, stream=True))
+        body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}}
+        code, answer = api.post("/inference/v1/generate", body)
+        assert code == 500, answer
+        messages = {"model": api.model, "max_tokens": 1, "messages": [{**ASK}], "stream": True}
+        events = api.text("/v1/messages", messages)
+        assert "event: error" in events and "end_turn" not in events, events
     finally:
         api.core.failure = None
     assert api.chat([USER]).choices[0].finish_reason == "length"
+    assert [c.choices[0].finish_reason for c in api.chat([USER], stream=True)][-1] == "length"
+
+
+def answered_500(action: Any) -> None:
+    try:
+        action()
+    except openai.InternalServerError as error:
+        assert error.status_code == 500 and failed_answers.MESSAGE in str(error), error
+    else:
+        raise AssertionError("answered")
+
+
+def broken_stream(action: Any) -> None:
+    found: list[Any] = []
+    try:
+        found.extend(action())
+    except (openai.APIError, httpx.TransportError):
+        pass
+    else:
+        raise AssertionError(f"a stream that looks complete: {found}")
