@@ -97,7 +97,11 @@ def is_image(part: Any) -> bool:
     if not isinstance(part, Mapping):
         return False
     kind = part.get("type")
-    return any(key in part for key in _IMAGE_KEYS) if kind is None else kind in _IMAGE_TYPES
+    if kind in _IMAGE_TYPES:
+        return True
+    # As vLLM does, which looks at the keys of a part also where it has a uuid.
+    keys_count = kind is None or part.get("uuid") is not None
+    return keys_count and any(key in part for key in _IMAGE_KEYS)
 
 
 def read_chat(messages: Sequence[Any], policy: Policy, mark: Callable[[int], str]) -> Chat:
@@ -213,7 +217,8 @@ def _text(part: Any) -> str | None:
     """The text of a part; None for one that is not text. A text part may hold None: empty."""
     if isinstance(part, str):
         return part
-    if not isinstance(part, Mapping) or part.get("type") not in _TEXT_KEYS:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str) or kind not in _TEXT_KEYS:
         return None
-    value = part.get(_TEXT_KEYS[part["type"]])
+    value = part.get(_TEXT_KEYS[kind])
     return value if isinstance(value, str) else None

@@ -17,6 +17,8 @@ IMAGE_PARTS = [
     {"type": "image_pil", "image_pil": object()},
     {"image_url": "https://example.com/a.png"},
     {"type": "image_url", "image_url": None, "uuid": "a"},
+    {"type": "other", "image_url": "https://example.com/a.png", "uuid": "a"},
+    {"type": "text", "text": "x", "image_url": "https://example.com/a.png", "uuid": "a"},
 ]
 PROSE = [
     "<image>",
@@ -26,6 +28,8 @@ PROSE = [
     '{"type": "image_url"}',
     {"type": "text", "text": "<image>"},
     {"type": "input_text", "text": "image_url"},
+    {"type": "text", "text": "x", "image_url": "https://example.com/a.png"},
+    {"type": "text", "text": "x", "uuid": "a"},
     {"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}},
 ]
 
@@ -68,10 +72,17 @@ def test_an_iterator_as_content_can_still_be_read_afterwards():
     assert messages[0]["content"] == ["a", IMAGE] or len(messages[0]["content"]) == 2
 
 
-def test_a_part_that_vllm_must_judge_is_left_to_it():
-    video = {"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}}
-    chat = read([{"role": "user", "content": ["a", IMAGE, video]}])
-    assert chat.messages[0]["content"] == ["a", "@0@", video]
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}},
+        {"type": ["text"], "text": "a"},
+        {"type": {}},
+    ],
+)
+def test_a_part_that_vllm_must_judge_is_left_to_it(part):
+    chat = read([{"role": "user", "content": ["a", IMAGE, part]}])
+    assert chat.messages[0]["content"] == ["a", "@0@", part]
 
 
 @pytest.mark.parametrize("content", [None, "", "text <image>"])
