@@ -109,14 +109,17 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if not image.width or not image.height:
         raise ValueError(f"the picture is empty ({image.width}x{image.height})")
     with _pillow_errors("decoded"):
-        turned = _orientation(image) in range(2, 9)
         see_through = image.mode != "RGB" and (
             image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
         )
-        _check_size(image, copies=turned + (image.mode != "RGB") + see_through)
-        if turned:
-            image = _upright(image)
+        copies = (image.mode != "RGB") + see_through
+        _check_size(image, copies)
+        # Before its orientation is looked for: that decodes a PNG as well, and of a damaged one a
+        # second decoding gives the part before the damage without a word.
         image.load()
+        if _orientation(image) in range(2, 9):
+            _check_size(image, copies + 1)
+            image = _upright(image)
         if image.mode == "RGB":
             return image
         # Decoding may find the transparent colour only now.

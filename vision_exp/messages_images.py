@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ REQUIRES = (
 _DATA_URL = re.compile(r"data:(?P<type>[^,;]*)(?:;[^,;]*)*?;?base64,", re.IGNORECASE)
 _SOURCE_KEYS = ("image_url", "image", "image_pil", "url", "source", "data")
 _LONGEST_REASON = 300
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def load(sources: Sequence[Source], connector: Any) -> list[Any]:
             if source.url is None:
                 images.append(_picture(source.image))
             else:
-                images.append(_decoded(connector.fetch_image(source.url)))
+                images.append(_decoded(_whole(connector.fetch_image(source.url))))
         except Exception as error:
             raise _failure(source, error) from error
     return images
@@ -78,7 +80,7 @@ async def load_async(sources: Sequence[Source], connector: Any) -> list[Any]:
         try:
             if source.url is None:
                 return _picture(source.image)
-            return await connector.fetch_image_async(source.url)
+            return _whole(await connector.fetch_image_async(source.url))
         except Exception as error:
             raise _failure(source, error) from error
 
@@ -111,6 +113,18 @@ def _picture(value: Any) -> Any:
     if value is not None and not isinstance(value, Image.Image):
         raise ValueError(f"expected a URL, a PIL image or an array, got {type(value).__name__}")
     return _decoded(value)
+
+
+def _whole(loaded: Any) -> Any:
+    """A picture from vLLM's loader. Raises if it is a damaged PNG, which that takes for whole.
+
+    The loader asks for the orientation first, for which Pillow decodes a PNG, and drops what goes
+    wrong; a second decoding then gives the part before the damage without a word.
+    """
+    data = getattr(loaded, "original_bytes", b"")
+    if data.startswith(_PNG):
+        Image.open(io.BytesIO(data)).verify()
+    return loaded
 
 
 def _decoded(image: Any) -> Any:

@@ -271,6 +271,16 @@ def test_truncated_file_is_a_value_error():
         image_to_patches(Image.open(BytesIO(buffer.getvalue()[:-128])), CONFIG)
 
 
+def test_damaged_png_is_a_value_error():
+    """Pillow decodes a PNG when asked for its orientation, and then never complains again."""
+    buffer = BytesIO()
+    noise(300, 200).save(buffer, "PNG")
+    data = bytearray(buffer.getvalue())
+    data[len(data) // 2] ^= 0x40
+    with pytest.raises(ValueError, match="the picture cannot be decoded: .*broken"):
+        image_to_patches(Image.open(BytesIO(bytes(data))), CONFIG)
+
+
 def test_conversion_that_would_take_too_much_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr("vision_exp.image.MAX_WORKING_BYTES", 4 * 100 * 100)
     image_to_patches(noise(100, 100), CONFIG)  # RGB needs no second copy

@@ -96,8 +96,15 @@ def check_same_picture_same_patches(server: Server) -> None:
     assert all(done["prompt_token_ids"] == found[0]["prompt_token_ids"] for done in found)
 
 
+def damaged(data: bytes) -> bytes:
+    """One bit in the middle turned round."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1 :]
+
+
 BAD_PICTURES = {
     "truncated": rig.png(rig.picture(1, (400, 300)))[:-90],
+    "damaged": damaged(rig.png(rig.picture(1, (400, 300)))),
     "text": b"hello, this is no image",
     "empty": b"",
     "svg": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
