@@ -14,7 +14,9 @@ def sha256(data: bytes) -> str:
 
 
 def file_digest(path: str) -> str | None:
-    """Hex digest of a file, None where there is none."""
+    """Hex digest of a file, None where there is none. A pipe or a device is never opened."""
+    if not os.path.isfile(path):
+        return None
     try:
         with open(path, "rb") as file:
             return sha256(file.read())

@@ -49,13 +49,17 @@ class Effects:
         """Writes a new file to the disk itself, with `mode` and `owner` (uid, gid)."""
         self.before_step("write", path)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with open(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            if owner and owner != (os.geteuid(), os.getegid()):
-                os.fchown(handle, *owner)
-            os.fchmod(handle, mode)
-            os.fsync(handle)
+        try:
+            with open(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                if owner and owner != (os.geteuid(), os.getegid()):
+                    _give(handle, owner)
+                os.fchmod(handle, mode)
+                os.fsync(handle)
+        except OSError as error:
+            error.filename = path  # what fails on a handle names no file
+            raise
 
     def rename(self, old: str, new: str) -> None:
         """Puts `old` in the place of `new` in one step."""
@@ -88,3 +92,11 @@ class Effects:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _give(handle: int, owner: tuple[int, int]) -> None:
+    try:
+        os.fchown(handle, *owner)
+    except PermissionError as error:
+        who = f"the old file's owner {owner[0]}:{owner[1]} cannot be kept; run as that user or root"
+        raise PermissionError(error.errno, f"{error.strerror} ({who})") from error

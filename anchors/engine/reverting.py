@@ -87,6 +87,8 @@ def _without_blocks(
 ) -> FileChange | None:
     full = os.path.join(root, path)
     if not os.path.isfile(full):
+        if path in before:
+            notes.append(f"{path} is no longer a file: nothing was taken out of it; reinstall vLLM")
         return None
     with open(full, "rb") as file:
         data = file.read()

@@ -539,3 +539,38 @@ def test_names_of_the_overlay_root(rig: Rig, name: str) -> None:
     plain = hotfix_rig.call(["--root", str(rig.root), "revert"], rig.environment)
     assert plain.code == 0, plain.err
     assert not root.exists(), "revert without a receipt does not find the overlay"
+
+
+@pytest.mark.parametrize("verb", ["status", "apply", "verify", "revert"])
+def test_a_pipe_in_place_of_a_patched_file_is_never_opened(rig: Rig, verb: str) -> None:
+    assert rig.run("apply").code == 0
+    target = rig.root / MODEL
+    target.unlink()
+    os.mkfifo(target)
+    answer = rig.run(verb)
+    if verb == "revert":
+        assert answer.code == 0
+        assert f"{MODEL} is no longer a file" in answer.out + answer.err
+    else:
+        assert f"{MODEL} is not a regular file" in answer.out + answer.err
+        assert answer.code in (1, 3)
+
+
+@needs_root
+def test_an_owner_that_cannot_be_kept_is_named(rig: Rig) -> None:
+    """Files of the user's own, in a group that the user is not in."""
+    os.chown(rig.root / MODEL, -1, 12345)
+    before = contents(rig.site)
+    command = [sys.executable, "-B", str(hotfix_rig.HOTFIX), *rig.arguments("apply")]
+    done = subprocess.run(
+        ["setpriv", "--bounding-set", "-chown", *command],
+        env=rig.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 4, done.stderr
+    first = done.stderr.splitlines()[0]
+    assert "owner 0:12345 cannot be kept" in first
+    assert "Rolled back" in first
+    assert contents(rig.site) == before
