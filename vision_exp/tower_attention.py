@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import accumulate
 
 import torch
 from torch.nn import functional as F
@@ -113,7 +114,7 @@ def best() -> Attend:
     from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
 
     def flash_attention(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        edges = _edges(tuple(lengths), qkv.device)
+        edges = _edges(lengths, qkv.device)
         if len(lengths) == 1:
             return for_one(lengths[0], qkv.shape[2], qkv.device)(qkv, edges)
         q, k, v = qkv.unbind(1)
@@ -134,13 +135,15 @@ def best() -> Attend:
     return flash_attention
 
 
-@lru_cache(maxsize=64)
-def _edges(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+def _edges(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
     """Row numbers at which the pictures begin, and the end: int32 (pictures + 1,)."""
-    edges = [0]
-    for length in lengths:
-        edges.append(edges[-1] + length)
-    host = torch.tensor(edges, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return on_device((0, *accumulate(lengths)), device)
+
+
+@lru_cache(maxsize=128)
+def on_device(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Int32 numbers on the device, copied there once and without waiting. Not to be written."""
+    host = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True)
 
 

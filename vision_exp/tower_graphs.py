@@ -17,7 +17,6 @@ import logging
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -58,7 +57,7 @@ class Places:
     def fill(self, patches: torch.Tensor, width: int) -> None:
         """Puts one picture in place. No synchronisation."""
         self.patches[: len(patches)].copy_(patches)
-        self.shape.copy_(_shape(len(patches), width, patches.device))
+        self.shape.copy_(tower_attention.on_device((0, len(patches), width), patches.device))
 
 
 class Bucket:
@@ -172,10 +171,3 @@ def _make(tower: Any, patches: torch.Tensor) -> Graphs | None:
         return None
     logger.info("[vision-exp] tower graphs for %d row counts", len(graphs.buckets))
     return graphs
-
-
-@lru_cache(maxsize=64)
-def _shape(rows: int, width: int, device: torch.device) -> torch.Tensor:
-    """[0, rows, width] on the device: int32."""
-    host = torch.tensor([0, rows, width], dtype=torch.int32, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
