@@ -142,6 +142,16 @@ def observe(script: Path, tree: Path, **options: Any) -> Observations:
     return found
 
 
+def check_results(script: Path, version: str, count: int) -> None:
+    """Runs the checks of `script` in a release's stock tree; every one of `count` has to pass."""
+    done = run_child(script, tree(version), timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    results = json.loads(done.stdout.splitlines()[-1])["results"]
+    failed = {name: error for name, error in results.items() if error is not None}
+    assert not failed, "\n\n".join(f"{name}\n{error}" for name, error in failed.items())
+    assert len(results) == count, sorted(results)
+
+
 @functools.cache
 def _model_infos(tree: Path) -> str:
     """A vLLM cache for all children of a stock tree.
