@@ -15,39 +15,31 @@ second time changes nothing:
 height and its area raised to ``min_pixels``. If the block of that size exceeds the token budget,
 the largest size of about that ratio is solved for, with a budget lowered until the result fits.
 
-**Pixels.** Wide pictures are stretched, others are fitted and centred on grey, by Pillow with its
-default filters: equal bits need equal Pillow versions. A channel has 256 values, and each of them
-rounds in float32 ``x * (1 / 127.5) - 1`` to the same bfloat16 as in the reference's
-``(x / 255 - 0.5) / 0.5``: a test compares all 256. (Looking them up in a table measured slower.)
-So pixels are put into patch order as bytes, before they widen.
+**Pixels.** Wide pictures are stretched, others are fitted and centred on grey, as Pillow does it
+with its default filters: equal bits need equal Pillow versions. A channel has 256 values, and each
+of them rounds to the same bfloat16 as in the reference's ``(x / 255 - 0.5) / 0.5``: a test
+compares all 256. See pixels.py for how, and for `warm`, which makes it several times as fast.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps
 
 from vision_exp.config import VisionConfig
 from vision_exp.layout import GROUP, core_length
+from vision_exp.pixels import patches_of, pillow_errors
 
-_GREY = (127, 127, 127)
 _WHITE = (255, 255, 255)
 
 #: Copies of the decoded picture that may exist at once, in bytes. An RGB picture of the largest
 #: size that Pillow opens (179 million pixels, 4 bytes each) still passes: it needs no second copy.
 MAX_WORKING_BYTES = 768 << 20
-
-#: Values that are put in order and widened at once: few calls, and floats that stay in the cache.
-_RUN = 1 << 18
-
-_MINUS_ONE = torch.tensor(-1.0)
 
 _MOST_THREADS = 8
 
@@ -66,15 +58,9 @@ def image_to_patches(image: Image.Image, config: VisionConfig) -> ImagePatches:
     """Transform one picture. Raises ValueError with the reason, whatever is wrong with it."""
     rgb = to_rgb(image)
     height, width = vit_grid_for(rgb.width, rgb.height, config)
-    patch = config.patch_size
-    target = (width * patch, height * patch)
-    with _pillow_errors("resized"):
-        if rgb.width >= config.max_wh_ratio * rgb.height:
-            fitted = rgb.resize(target)
-        else:
-            fitted = ImageOps.pad(rgb, target, color=_GREY)
+    stretch = rgb.width >= config.max_wh_ratio * rgb.height
     return ImagePatches(
-        patches=_patches_of(fitted, (height, width), patch),
+        patches=patches_of(rgb, (height, width), config.patch_size, stretch=stretch),
         vit_grid=(height, width),
         llm_grid=llm_grid_of((height, width), config),
     )
@@ -83,7 +69,7 @@ def image_to_patches(image: Image.Image, config: VisionConfig) -> ImagePatches:
 def images_to_patches(
     images: Sequence[Image.Image], config: VisionConfig, threads: int | None = None
 ) -> list[ImagePatches]:
-    """image_to_patches of each, in order, on a few threads (Pillow resizes outside the GIL).
+    """image_to_patches of each, in order, on a few threads (nearly all work needs no GIL).
 
     Raises the ValueError of the first bad picture; its message begins with ``image INDEX: ``.
     """
@@ -108,7 +94,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         raise ValueError(f"expected a PIL image, got {type(image).__name__}")
     if not image.width or not image.height:
         raise ValueError(f"the picture is empty ({image.width}x{image.height})")
-    with _pillow_errors("decoded"):
+    with pillow_errors("decoded"):
         see_through = image.mode != "RGB" and (
             image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
         )
@@ -178,32 +164,6 @@ def _solve(wide: float, high: float, budget: int, config: VisionConfig) -> tuple
     return math.floor(high * scale / patch), math.floor(wide * scale / patch)
 
 
-def _patches_of(image: Image.Image, grid: tuple[int, int], patch: int) -> torch.Tensor:
-    """RGB image of ``grid`` patches to bfloat16 (h * w, 3, patch, patch).
-
-    Some rows of patches at a time, through two buffers that are filled again and again: fresh
-    memory costs more than the arithmetic where the allocator has to ask the system for it.
-    """
-    height, width = grid
-    rows = max(1, min(height, _RUN // (width * 3 * patch * patch)))
-    # A patch's row of one channel is one item of `patch` bytes, which numpy moves whole.
-    ordered = np.empty((rows, width, 3, patch), dtype=f"V{patch}")
-    values = torch.from_numpy(ordered.view(np.uint8).reshape(rows, -1))
-    wide = torch.empty(values.shape)
-    out = torch.empty((height, values.shape[1]), dtype=torch.bfloat16)
-    bands = [
-        np.frombuffer(image.tobytes("raw", name), ordered.dtype).reshape(height, patch, width)
-        for name in "RGB"
-    ]
-    for top in range(0, height, rows):
-        part = out[top : top + rows]
-        for channel, band in enumerate(bands):
-            ordered[: len(part), :, channel] = band[top : top + rows].transpose(0, 2, 1)
-        floats = wide[: len(part)].copy_(values[: len(part)])
-        part.copy_(torch.add(_MINUS_ONE, floats, alpha=1 / 127.5, out=floats))
-    return out.view(height * width, 3, patch, patch)
-
-
 def _orientation(image: Image.Image) -> int:
     try:
         return image.getexif().get(ExifTags.Base.Orientation, 1)
@@ -231,15 +191,3 @@ def _check_size(image: Image.Image, copies: int) -> None:
             f"a {image.width}x{image.height} picture of mode {image.mode} takes {need >> 20} MiB "
             f"to convert, more than {MAX_WORKING_BYTES >> 20}; make it smaller or plain RGB"
         )
-
-
-@contextmanager
-def _pillow_errors(what: str) -> Iterator[None]:
-    """Turn whatever a decoder raises on broken data into a ValueError with the reason."""
-    try:
-        yield
-    except ValueError:
-        raise
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise ValueError(f"the picture cannot be {what}: {reason}") from error

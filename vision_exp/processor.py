@@ -44,6 +44,7 @@ from vision_exp.layout import (
     build_block,
     leading_pads,
 )
+from vision_exp.pixels import warm
 from vision_exp.registry import read_config
 from vision_exp.tokens import PLACEHOLDER, check_tokenizer
 
@@ -205,6 +206,7 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
 
     def __init__(self, info: VisionExpInfo, dummy_inputs: Any, **kwargs: Any) -> None:
         super().__init__(info, dummy_inputs, **kwargs)
+        warm()  # now, at start-up: in a request it would cost seconds
         evidence.log_once("processor", info.ctx.model_config)
 
     def apply(self, inputs: ProcessorInputs, *args: Any, **kwargs: Any) -> Any:

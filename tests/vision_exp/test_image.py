@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from vision_exp import pixels
 from vision_exp.config import VisionConfig
 from vision_exp.image import (
-    _patches_of,
     image_to_patches,
     images_to_patches,
     llm_grid_of,
@@ -40,6 +40,15 @@ class HfConfig:
 
 
 CONFIG = VisionConfig.from_hf_config(HfConfig())
+
+
+@pytest.fixture(params=["plain", "fast"])
+def way(request, monkeypatch):
+    """The two ways of pixels.py, one after the other."""
+    found = pixels.PLAIN if request.param == "plain" else pixels.warm()
+    assert (request.param == "fast") == found.resamples
+    monkeypatch.setattr(pixels, "_way", found)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +92,7 @@ def same(ours, theirs) -> bool:
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: f"{g['width']}x{g['height']}")
-def test_goldens(golden, native):
+def test_goldens(golden, native, way):
     image = picture(golden["width"], golden["height"])
     if int(PIL.__version__.split(".")[0]) < GOLDEN_PILLOW:
         try:
@@ -102,25 +111,28 @@ def test_goldens(golden, native):
 
 
 @pytest.mark.parametrize("size", [(37, 53), (640, 481), (900, 110), (97, 1500), (3, 2), (1, 3000)])
-def test_equals_native(size, native):
+def test_equals_native(size, native, way):
     image = noise(*size)
     assert same(
         image_to_patches(image, CONFIG), native.load_image(image, **native_image.PARAMETERS)
     )
 
 
-def test_every_byte_value_and_every_place():
+@pytest.mark.parametrize("patch", [4, 14])
+def test_every_byte_value_and_every_place(patch, way):
     """All 256 values in each channel, and a different value at each place of a patch."""
     values = torch.arange(256, dtype=torch.float32)
     expected = ((values / 255 - 0.5) / 0.5).to(torch.bfloat16)
-    ramp = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    pixels = np.stack([ramp, ramp[::-1], ramp.T], axis=-1)
-    got = _patches_of(Image.fromarray(pixels), (4, 4), 4)
-    want = expected[torch.from_numpy(pixels.astype(np.int64))]
+    side = 4 * patch
+    ramp = np.arange(side * side).reshape(side, side).astype(np.uint8)
+    pixels_in = np.stack([ramp, ramp[::-1], ramp.T], axis=-1)
+    assert all(len(np.unique(pixels_in[..., channel])) == 256 for channel in range(3))
+    got = pixels.patches_of(Image.fromarray(pixels_in), (4, 4), patch)
+    want = expected[torch.from_numpy(pixels_in.astype(np.int64))]
     for row in range(4):
         for column in range(4):
-            block = want[4 * row : 4 * row + 4, 4 * column : 4 * column + 4].permute(2, 0, 1)
-            assert torch.equal(got[4 * row + column], block)
+            rows, columns = (slice(patch * at, patch * (at + 1)) for at in (row, column))
+            assert torch.equal(got[4 * row + column], want[rows, columns].permute(2, 0, 1))
 
 
 @settings(max_examples=300)
@@ -288,9 +300,9 @@ def test_conversion_that_would_take_too_much_is_refused_before_it_starts(monkeyp
         image_to_patches(noise(100, 100, "RGBA"), CONFIG)
 
 
-def test_several_at_once_equal_one_by_one():
-    images = [noise(200 + 40 * index, 300 - 20 * index) for index in range(6)]
-    together = images_to_patches(images, CONFIG, threads=2)
+def test_several_at_once_equal_one_by_one(way):
+    images = [noise(200 + 40 * index, 300 - 20 * index) for index in range(12)]
+    together = images_to_patches(images, CONFIG, threads=4)
     for image, ours in zip(images, together, strict=True):
         alone = image_to_patches(image, CONFIG)
         assert torch.equal(ours.patches, alone.patches)

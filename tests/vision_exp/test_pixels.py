@@ -1,0 +1,270 @@
+"""The fast way from pixels to patches: the plain way's bits, or not used at all."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import PIL
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from vision_exp import pixels, resample
+
+CHILD = Path(__file__).parent / "children" / "pixels_process.py"
+REPO = CHILD.parents[3]
+PILLOW = int(PIL.__version__.split(".")[0])
+
+
+@pytest.fixture
+def kernels():
+    return pixels.warm().kernels
+
+
+@pytest.fixture
+def log():
+    """Messages of our logger. Not caplog: vLLM, where it is imported, keeps them from the root."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    pixels.logger.addHandler(handler)
+    yield messages
+    pixels.logger.removeHandler(handler)
+
+
+def noise(width: int, height: int) -> Image.Image:
+    data = np.random.default_rng(width * height).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(data)
+
+
+def same(image: Image.Image, grid: tuple[int, int], stretch: bool = False) -> bool:
+    """Whether both ways give the same bits."""
+    plain, fast = (
+        pixels.patches_of(image, grid, 14, stretch=stretch, way=way).view(torch.int16)
+        for way in (pixels.PLAIN, pixels.warm())
+    )
+    return fast.is_contiguous() and torch.equal(plain, fast)
+
+
+def test_the_fast_way_runs_here():
+    """Else every comparison below would compare the plain way with itself."""
+    way = pixels.warm()
+    assert way.kernels is not None
+    assert way.resamples
+    assert way.vertical_first == (PILLOW >= 13)
+    assert pixels.warm() is way
+
+
+#: Sides from 1 to 1,000 with as many small ones as large ones.
+SIDES = st.floats(0, 3).map(lambda power: round(10**power))
+
+
+@settings(max_examples=400, deadline=None)
+@given(width=SIDES, height=SIDES, rows=st.integers(1, 24), columns=st.integers(1, 24))
+@example(width=1, height=1, rows=1, columns=1)
+@example(width=1, height=1000, rows=24, columns=1)
+@example(width=1000, height=1, rows=1, columns=24)
+@example(width=28, height=42, rows=3, columns=2)  # fits as it is
+@example(width=28, height=40, rows=3, columns=2)  # one side fits
+@example(width=26, height=42, rows=3, columns=2)
+def test_any_size_equals_pillow(width, height, rows, columns):
+    image = noise(width, height)
+    assert same(image, (rows, columns), stretch=True)
+    if PILLOW < 13 and min(resample.fitted_size(image.size, (columns * 14, rows * 14))) < 1:
+        return  # such a Pillow raises ValueError
+    assert same(image, (rows, columns))
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"),
+    [
+        ((1920, 1080), (42, 74)),
+        ((1080, 2400), (73, 33)),
+        ((3840, 2160), (42, 74)),
+        ((4001, 3001), (48, 65)),
+        ((512, 4096), (95, 12)),
+        ((20000, 30), (6, 560)),
+        ((30, 20000), (560, 6)),
+        ((resample.LONGEST, 3), (2, 40)),
+        ((resample.LONGEST + 1, 3), (2, 40)),  # Pillow's own work
+    ],
+)
+def test_large_sizes_equal_pillow(size, grid):
+    assert same(noise(*size), grid)
+    assert same(noise(*size), grid, stretch=True)
+
+
+def test_passes_change_places_where_pillow_changes_them():
+    """Around the place: a height that shrinks by twice what the width shrinks by."""
+    for narrower in (-3, -1, 0, 1, 4):
+        for shorter in range(max(0, 2 * narrower - 2), max(0, 2 * narrower) + 3):
+            image = noise(28 + narrower, 28 + shorter)
+            assert same(image, (2, 2), stretch=True), (narrower, shorter)
+
+
+def test_values_at_the_ends_are_clipped():
+    """Black and white checks overshoot both ways when they are resampled."""
+    checks = np.indices((90, 130)).sum(0) // 5 % 2 * 255
+    image = Image.fromarray(np.stack([checks, 255 - checks, checks], -1).astype(np.uint8))
+    assert same(image, (3, 5))
+    assert same(image, (12, 15))
+
+
+def test_numba_missing(monkeypatch, log):
+    monkeypatch.delitem(sys.modules, "vision_exp.pixel_kernels", raising=False)
+    monkeypatch.delattr("vision_exp.pixel_kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert pixels._find_way() is pixels.PLAIN
+    (line,) = log
+    assert line.startswith("[vision-exp] pictures are prepared by Pillow, which is slower: Module")
+
+
+def test_numba_that_does_not_compile(monkeypatch, log):
+    import numba
+
+    monkeypatch.delitem(sys.modules, "vision_exp.pixel_kernels", raising=False)
+    monkeypatch.delattr("vision_exp.pixel_kernels", raising=False)
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    assert pixels._find_way() is pixels.PLAIN
+
+    def broken(*_, **__):
+        raise RuntimeError("no target for this processor")
+
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 0)
+    monkeypatch.setattr(numba, "njit", broken)
+    assert pixels._find_way() is pixels.PLAIN
+    assert ["NUMBA_DISABLE_JIT" in line for line in log] == [True, False]
+    assert log[1].endswith("RuntimeError: no target for this processor")
+
+
+def test_a_pillow_that_resamples_otherwise(monkeypatch, log, kernels):
+    """Its own resize is used, and only what follows is compiled."""
+    resize = Image.Image.resize
+
+    def sharper(self, size, resample=None, *args, **kwargs):
+        return resize(self, size, Image.Resampling.LANCZOS, *args, **kwargs)
+
+    monkeypatch.setattr(Image.Image, "resize", sharper)
+    way = pixels._find_way()
+    assert way == pixels.Way(kernels)
+    assert log == [
+        "[vision-exp] pictures are resized by Pillow, which is slower: this Pillow resamples in "
+        "another way"
+    ]
+    image = noise(300, 200)
+    fitted = ImageOps.pad(image, (140, 140), color=(127, 127, 127))
+    got = pixels.patches_of(image, (10, 10), 14, way=way)
+    assert torch.equal(got, pixels.patches_of(fitted, (10, 10), 14, way=pixels.PLAIN))
+
+
+def test_each_probe_matters_enough(monkeypatch):
+    """One weight that is off by 2 ** -8, or the other order of passes, is seen by the probes."""
+    found = pixels.warm()
+    other = pixels.Way(found.kernels, True, not found.vertical_first)
+    results = [pixels._same(other, pixels._noise(*s), g, how) for s, g, how in pixels._PROBES]
+    assert 0 < results.count(False) < len(results)
+    table = resample.table
+
+    def off(old, new):
+        made = table(old, new)
+        weights = made.weights.copy()
+        weights[new // 2, 0] += 1 << (resample.PRECISION - 8)
+        return resample.Table(made.spans, weights)
+
+    monkeypatch.setattr(resample, "table", off)
+    assert not pixels._find_way().resamples
+
+
+def test_compiled_loops_with_other_bits(monkeypatch, log, kernels):
+    def place(band, out):
+        original(band, out)
+        out[0, 0] ^= 1
+
+    original = kernels.place
+    monkeypatch.setattr(kernels, "place", place)
+    assert pixels._find_way() is pixels.PLAIN
+    assert "compiled loops give other bits here" in log[0]
+
+
+def test_a_pillow_whose_encoder_is_called_otherwise(monkeypatch, log):
+    encoder = Image._getencoder
+
+    def stricter(mode, name, args, *more):
+        if args == "RGBX":
+            raise TypeError("args must be a tuple")
+        return encoder(mode, name, args, *more)
+
+    monkeypatch.setattr(Image, "_getencoder", stricter)
+    assert pixels._find_way() is pixels.PLAIN
+    assert log[0].endswith("TypeError: args must be a tuple")
+
+
+def test_threads_that_warm_at_once_compile_once(monkeypatch):
+    calls = []
+    find, started = pixels._find_way, threading.Barrier(8)
+
+    def slow():
+        calls.append(1)
+        threading.Event().wait(0.05)
+        return find()
+
+    monkeypatch.setattr(pixels, "_find_way", slow)
+    monkeypatch.setattr(pixels, "_warm", False)
+    ways = []
+
+    def one():
+        started.wait(10)
+        ways.append(pixels.warm())
+
+    threads = [threading.Thread(target=one) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(calls) == 1
+    assert len(ways) == 8
+    assert all(way is ways[0] and way.resamples for way in ways)
+
+
+def test_only_the_kernels_import_numba():
+    """A text-only model must not pay for it, nor a process that never warms."""
+    importers = {}
+    for path in sorted((REPO / "vision_exp").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(alias.name for alias in node.names)]
+            for name in names:
+                if name.split(".")[0] == "numba" or "pixel_kernels" in name:
+                    importers.setdefault(path.name, set()).add(name)
+    assert importers == {"pixel_kernels.py": {"numba"}, "pixels.py": {"pixel_kernels"}}
+
+
+def test_in_a_process_of_its_own():
+    """No numba before `warm`; threads, a fork after it, and the largest picture within bounds."""
+    done = subprocess.run(
+        [sys.executable, str(CHILD)],
+        env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert len(lines) == 1, done.stderr[-4000:]
+    report = json.loads(lines[0].removeprefix("RESULT "))
+    assert report["numba_before"] is False
+    assert report["numba_after"] is True
+    assert report["threads_equal"] is True
+    assert report["fork_status"] == 0
+    assert report["largest_equal"] is True
+    assert report["added_mib"] < 32, report

@@ -1,0 +1,306 @@
+"""RGB pixels to bfloat16 patches: the plain way, and a fast one with the same bits.
+
+The plain way is Pillow's resize and pad, then numpy and torch. The fast one (pixel_kernels.py)
+reads the decoded picture a few rows at a time, resamples them as Pillow would, and writes each
+finished band straight to its patches: no resized, padded or widened picture is ever made, and what
+is in use stays in the cache.
+
+A process gets the fast way by `warm`, at its start: compiling takes seconds, too much for a
+request. `warm` compares both ways on small pictures, bit by bit. Where they differ (a Pillow that
+resamples otherwise) or numba is missing, the plain way stays, and the log says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from vision_exp import resample
+
+logger = logging.getLogger("vllm.vision_exp")
+
+_GREY = (127, 127, 127)
+_GREY_PIXEL = 0x7F7F7F
+
+#: Bytes taken out of a picture at once, at most: from here on, glibc's allocator asks the system
+#: for fresh pages each time (its M_MMAP_THRESHOLD), which costs more than the copying.
+_PIECE = 120_000
+
+#: Values that the plain way puts in order and widens at once: floats that stay in the cache.
+_RUN = 1 << 18
+
+_MINUS_ONE = torch.tensor(-1.0)
+
+#: Pictures that both ways are compared on: (width, height), grid (h, w), stretched. Smaller and
+#: larger, odd and even margins, and both sides of where Pillow 13 changes the order of its passes.
+_PROBES = (
+    ((61, 47), (2, 2), False),
+    ((61, 47), (3, 2), False),
+    ((9, 5), (3, 5), False),
+    ((5, 9), (4, 3), False),
+    ((1, 1), (2, 3), False),
+    ((100, 73), (5, 4), False),
+    ((90, 11), (1, 3), True),
+    ((150, 18), (2, 12), True),
+    ((38, 62), (1, 1), True),
+    ((38, 63), (1, 1), True),
+    ((14, 29), (2, 1), True),
+    ((33, 130), (3, 3), False),
+    ((31, 400), (2, 1), False),
+    ((640, 480), (12, 17), False),
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How pixels are prepared. ``kernels``: pixel_kernels, None for the plain way;
+    ``resamples``: whether they resample too; ``vertical_first``: whether Pillow ever does so."""
+
+    kernels: Any = None
+    resamples: bool = False
+    vertical_first: bool = False
+
+
+PLAIN = Way()
+
+_way = PLAIN
+_warm = False
+_lock = threading.Lock()
+
+
+def warm() -> Way:
+    """Compile and check the fast way, once per process. Call it before any picture comes in."""
+    global _way, _warm
+    with _lock:
+        if not _warm:
+            _way, _warm = _find_way(), True
+    return _way
+
+
+def patches_of(
+    image: Image.Image,
+    grid: tuple[int, int],
+    patch: int,
+    *,
+    stretch: bool = False,
+    way: Way | None = None,
+) -> torch.Tensor:
+    """RGB picture of any size to bfloat16 (h * w, 3, patch, patch) for a ``grid`` (h, w).
+
+    It is fitted and centred on grey, or stretched. ``way``: this process's, if not given. Raises
+    ValueError for what Pillow refuses to resize.
+    """
+    way = way or _way
+    target = (grid[1] * patch, grid[0] * patch)
+    fast = way.kernels is not None and patch == way.kernels.PATCH
+    if image.size != target:
+        size = target if stretch else resample.fitted_size(image.size, target)
+        longest = max(*image.size, *target)
+        if fast and way.resamples and min(size) > 0 and longest <= resample.LONGEST:
+            return _placed(way, _bands(way, _resized(way, image, size), size, grid), grid)
+        with pillow_errors("resized"):
+            image = image.resize(target) if stretch else ImageOps.pad(image, target, color=_GREY)
+    return _placed(way, _rows(image, patch), grid) if fast else _plain(image, grid, patch)
+
+
+@contextmanager
+def pillow_errors(what: str) -> Iterator[None]:
+    """Turn whatever Pillow raises on a picture into a ValueError with the reason."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"the picture cannot be {what}: {reason}") from error
+
+
+def _find_way() -> Way:
+    slower = "[vision-exp] pictures are %s by Pillow, which is slower: %s"
+    try:
+        from vision_exp import pixel_kernels
+    except Exception as error:  # noqa: BLE001  whatever keeps it from compiling, bits are the same
+        logger.warning(slower, "prepared", f"{type(error).__name__}: {error}")
+        return PLAIN
+    values = np.arange(28 * 28 * 3, dtype=np.uint32).astype(np.uint8).reshape(28, 28, 3)
+    placing = Way(pixel_kernels)
+    ways = [Way(pixel_kernels, True, vertical_first) for vertical_first in (False, True)]
+    try:
+        if not _same(placing, Image.fromarray(values), (2, 2)):
+            logger.warning(slower, "prepared", "compiled loops give other bits here")
+            return PLAIN
+        for way in ways:
+            if all(_same(way, _noise(*size), grid, how) for size, grid, how in _PROBES):
+                return way
+    except Exception as error:  # noqa: BLE001  a Pillow whose encoder is called in another way
+        logger.warning(slower, "prepared", f"{type(error).__name__}: {error}")
+        return PLAIN
+    logger.warning(slower, "resized", "this Pillow resamples in another way")
+    return placing
+
+
+def _same(way: Way, image: Image.Image, grid: tuple[int, int], stretch: bool = False) -> bool:
+    ours, plain = (
+        patches_of(image, grid, 14, stretch=stretch, way=one).view(torch.int16)
+        for one in (way, PLAIN)
+    )
+    return torch.equal(ours, plain)
+
+
+def _noise(width: int, height: int) -> Image.Image:
+    rng = np.random.default_rng(width)
+    return Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+
+
+def _rows(image: Image.Image, count: int) -> Iterator[np.ndarray]:
+    """The picture's rows from the top, ``count`` at a time, as uint32 (n, width).
+
+    By the encoder of `Image.tobytes`, which gives pieces as they come: Pillow's own calls copy the
+    whole picture first, and a `crop` for each piece costs more than the copying.
+    """
+    encoder = Image._getencoder(image.mode, "raw", "RGBX")
+    try:
+        encoder.setimage(image.im, (0, 0, *image.size))
+        ended = 0
+        while not ended:
+            _, ended, piece = encoder.encode(count * image.width * 4)
+            yield np.frombuffer(piece, np.uint32).reshape(-1, image.width)
+        if ended < 0:
+            raise RuntimeError(f"Pillow's encoder ends with {ended}")
+    finally:
+        encoder.cleanup()
+
+
+def _resized(way: Way, image: Image.Image, size: tuple[int, int]) -> Iterator[np.ndarray]:
+    """Rows (n, width of ``size``) of the picture resized; what is given out is overwritten."""
+    across, down = resample.table(image.width, size[0]), resample.table(image.height, size[1])
+    count = way.kernels.STRIPE
+    while count > 1 and count * image.width * 4 > _PIECE:
+        count //= 2
+    rows = _rows(image, count)
+    if way.vertical_first and resample.vertical_first(image.size, size):
+        return _across(way, _down(way, rows, down, image.width), across, image.width)
+    return _down(way, _across(way, rows, across, image.width), down, size[0])
+
+
+def _across(
+    way: Way, blocks: Iterable[np.ndarray], table: resample.Table, width: int
+) -> Iterator[np.ndarray]:
+    """Rows of ``width`` resampled horizontally, 16 at a time but at the end."""
+    most = way.kernels.STRIPE
+    # Fours of taps may reach past the last pixel: what is there weighs nothing.
+    stripe = np.zeros((width + resample.GROUP, most), np.uint32)
+    out = np.empty((most, len(table.spans)), np.uint32)
+    filled = 0
+    for rows in blocks:
+        for some in _cut(rows, filled, most):
+            way.kernels.turn(some, stripe, filled)
+            filled += len(some)
+            if filled == most:
+                way.kernels.across(stripe.view(np.uint8), table.spans, table.weights, out)
+                yield out
+                filled = 0
+    if filled:
+        way.kernels.across(stripe.view(np.uint8), table.spans, table.weights, out)
+        yield out[:filled]
+
+
+def _down(
+    way: Way, blocks: Iterable[np.ndarray], table: resample.Table, width: int
+) -> Iterator[np.ndarray]:
+    """Rows of ``width`` resampled vertically, up to 16 at a time.
+
+    ``blocks`` have a number of rows that 16 is a multiple of, but for the last one.
+    """
+    most = way.kernels.STRIPE
+    ring = np.zeros((-(-table.weights.shape[1] // most) * most + most, width), np.uint32)
+    out = np.empty((most, width), np.uint32)
+    needed = table.spans.sum(axis=1)  # source rows that each row of the result waits for
+    taken = done = 0
+    for rows in blocks:
+        ring[taken % len(ring) :][: len(rows)] = rows
+        taken += len(rows)
+        ready = int(np.searchsorted(needed, taken, side="right"))
+        while done < ready:
+            some = out[: ready - done]
+            way.kernels.down(
+                ring.view(np.uint8), table.spans, table.weights, done, some.view(np.uint8)
+            )
+            done += len(some)
+            yield some
+
+
+def _bands(
+    way: Way, blocks: Iterable[np.ndarray], size: tuple[int, int], grid: tuple[int, int]
+) -> Iterator[np.ndarray]:
+    """A picture of ``size`` in the middle of grey, by rows of patches; each is overwritten."""
+    patch = way.kernels.PATCH
+    width, height = grid[1] * patch, grid[0] * patch
+    left, top = round((width - size[0]) / 2), round((height - size[1]) / 2)
+    band = np.full((patch, width), _GREY_PIXEL, np.uint32)
+    for _ in range(top // patch):
+        yield band
+    filled = top % patch
+    for rows in blocks:
+        for some in _cut(rows, filled, patch):
+            band[filled : filled + len(some), left : left + size[0]] = some
+            filled += len(some)
+            if filled == patch:
+                yield band
+                filled = 0
+    for _ in range((height - top - size[1] + filled) // patch):
+        band[filled:] = _GREY_PIXEL
+        yield band
+        filled = 0
+
+
+def _cut(rows: np.ndarray, filled: int, most: int) -> Iterator[np.ndarray]:
+    """``rows`` in pieces: what fits a block of ``most`` that is ``filled``, then whole blocks."""
+    cut = most - filled
+    yield rows[:cut]
+    for start in range(cut, len(rows), most):
+        yield rows[start : start + most]
+
+
+def _placed(way: Way, bands: Iterable[np.ndarray], grid: tuple[int, int]) -> torch.Tensor:
+    height, width = grid
+    patch = way.kernels.PATCH
+    out = torch.empty((height * width, 3, patch, patch), dtype=torch.bfloat16)
+    values = out.view(torch.int16).numpy().view(np.uint16).reshape(height, -1, patch * patch)
+    for band, row in zip(bands, values, strict=True):
+        way.kernels.place(band.view(np.uint64), row)
+    return out
+
+
+def _plain(image: Image.Image, grid: tuple[int, int], patch: int) -> torch.Tensor:
+    """RGB image of ``grid`` patches to bfloat16 (h * w, 3, patch, patch).
+
+    Some rows of patches at a time, through two buffers that are filled again and again: fresh
+    memory costs more than the arithmetic where the allocator has to ask the system for it.
+    """
+    height, width = grid
+    rows = max(1, min(height, _RUN // (width * 3 * patch * patch)))
+    # A patch's row of one channel is one item of `patch` bytes, which numpy moves whole.
+    ordered = np.empty((rows, width, 3, patch), dtype=f"V{patch}")
+    values = torch.from_numpy(ordered.view(np.uint8).reshape(rows, -1))
+    wide = torch.empty(values.shape)
+    out = torch.empty((height, values.shape[1]), dtype=torch.bfloat16)
+    bands = [
+        np.frombuffer(image.tobytes("raw", name), ordered.dtype).reshape(height, patch, width)
+        for name in "RGB"
+    ]
+    for top in range(0, height, rows):
+        part = out[top : top + rows]
+        for channel, band in enumerate(bands):
+            ordered[: len(part), :, channel] = band[top : top + rows].transpose(0, 2, 1)
+        floats = wide[: len(part)].copy_(values[: len(part)])
+        part.copy_(torch.add(_MINUS_ONE, floats, alpha=1 / 127.5, out=floats))
+    return out.view(height * width, 3, patch, patch)
