@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from vision_exp import tower_attention, tower_fused
+from vision_exp import tower_fused, tower_rounds
+from vision_exp.tower_device import flash_version, on_device
 
 SWITCH = "VISION_EXP_TOWER_GRAPHS"
 #: Row counts to capture, for the smallest picture that the transform makes to the largest. One less
@@ -57,7 +58,7 @@ class Places:
     def fill(self, patches: torch.Tensor, width: int) -> None:
         """Puts one picture in place. No synchronisation."""
         self.patches[: len(patches)].copy_(patches)
-        self.shape.copy_(tower_attention.on_device((0, len(patches), width), patches.device))
+        self.shape.copy_(on_device((0, len(patches), width), patches.device))
 
 
 class Bucket:
@@ -68,15 +69,17 @@ class Bucket:
         tower: Any,
         rows: int,
         places: Places,
-        attend: tower_attention.AttendOne,
+        attention: tower_rounds.ForKeys,
         capture: Capture,
     ) -> None:
         self.rows, self.places = rows, places
+        self.attention = attention  # the graph goes on using what it holds
 
         def work() -> None:
             x = tower.patch_embed(places.patches[:rows])
             axes = tower.axis_tables(x.device)
             cos, sin = (tower_fused.spread(axis, places.width, rows) for axis in axes)
+            attend = attention(places.keys)
             normed = tower_fused.run_blocks(
                 list(tower.blocks),
                 tower.norm,
@@ -84,7 +87,7 @@ class Bucket:
                 cos,
                 sin,
                 [rows],
-                lambda qkv, _lengths: attend(qkv, places.keys),
+                lambda qkv, _lengths: attend(qkv),
             )
             places.out[:rows].copy_(normed)
 
@@ -104,7 +107,7 @@ class Graphs:
         self,
         tower: Any,
         places: Places,
-        attention: Callable[[int], tower_attention.AttendOne],
+        attention: Callable[[int], tower_rounds.ForKeys],
         capture: Capture,
     ) -> None:
         made = [Bucket(tower, rows, places, attention(rows), capture) for rows in reversed(SIZES)]
@@ -138,15 +141,15 @@ def of(tower: Any, patches: torch.Tensor) -> Graphs | None:
 def _make(tower: Any, patches: torch.Tensor) -> Graphs | None:
     heads, device = tower.config.n_heads, patches.device
     sharded = tower.blocks[0].attn.n_heads != heads
-    if os.environ.get(SWITCH) == "0" or sharded or tower_attention.flash_version() is None:
+    if os.environ.get(SWITCH) == "0" or sharded or flash_version() is None:
         return None
     row = tower.patch_embed(patches[:1])
     if not tower_fused.usable(row):
         return None
     pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 
-    def attention(rows: int) -> tower_attention.AttendOne:
-        return tower_attention.for_one(rows, heads, device)
+    def attention(rows: int) -> tower_rounds.ForKeys:
+        return tower_rounds.for_one(rows, heads, device)
 
     def capture(work: Callable[[], None]) -> Replay:
         # Not torch.cuda.graph: that collects garbage each time, seconds in a large process.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vision_exp import tower_attention, tower_graphs
+from vision_exp import tower_graphs, tower_rounds
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("children") / "fused_tower.py"
@@ -25,6 +25,7 @@ def test_fused_blocks_equal_the_tower() -> None:
     assert found["error"] < 1e-5
     assert found["swiglu"] < 1e-6
     assert found["buckets"] < 1e-5
+    assert found["rest"] < 1e-5
 
 
 def test_buckets_hold_every_picture_with_little_to_spare() -> None:
@@ -53,27 +54,33 @@ def by_nobody(*_: object) -> None:
 @pytest.mark.parametrize(
     ("rows", "heads", "expected"),
     [
-        (3108, 16, [(0, 3072, 1), (3072, 3108, 8)]),
-        (3312, 16, [(0, 3072, 1), (3072, 3312, 4)]),
-        (3072, 16, [(0, 3072, 1)]),
-        (2560, 16, [(0, 2560, 1)]),  # a second round, nearly full
-        (784, 16, [(0, 784, 1)]),  # not even one
-        (3108, 8, [(0, 3072, 1), (3072, 3108, 16)]),
+        (3108, 16, (3072, 8)),
+        (3312, 16, (3072, 8)),
+        (3072, 16, (3072, 0)),
+        (2047, 16, (1536, 4)),
+        (2111, 16, (2111, 0)),  # too much would be left
+        (2560, 16, (2560, 0)),  # a second round, nearly full
+        (784, 16, (784, 0)),  # not even one
+        (3108, 8, (3072, 4)),
     ],
 )
-def test_rows_behind_the_last_full_round_get_their_own_call(
-    rows: int, heads: int, expected: list[tuple[int, int, int]]
+def test_flash_attention_gets_whole_rounds(
+    rows: int, heads: int, expected: tuple[int, int]
 ) -> None:
-    found = tower_attention.shares(rows, heads, processors=132)
-    assert [(share.start, share.stop, share.splits) for share in found] == expected
+    found = tower_rounds.whole_rounds(rows, heads, processors=132)
+    assert (found.rows, found.idle) == expected
 
 
 @pytest.mark.parametrize("processors", [48, 108, 132, 148, 160])
 @pytest.mark.parametrize("heads", [4, 8, 16])
-def test_shares_cover_every_row_once(heads: int, processors: int) -> None:
+def test_no_round_is_left_half_empty(heads: int, processors: int) -> None:
     for rows in range(1, 3400):
-        found = tower_attention.shares(rows, heads, processors)
-        assert found[0].start == 0
-        assert found[-1].stop == rows
-        assert all(a.stop == b.start for a, b in zip(found, found[1:], strict=False))
-        assert all(share.start < share.stop and share.splits >= 1 for share in found)
+        found = tower_rounds.whole_rounds(rows, heads, processors)
+        if found.rows == rows:
+            assert not found.idle
+            continue
+        assert found.rows % tower_rounds.TILE == 0
+        assert 0 < rows - found.rows <= tower_rounds.MOST_LEFT
+        tiles = found.rows // tower_rounds.TILE * heads
+        assert (tiles + found.idle) % processors == 0
+        assert found.idle < heads

@@ -10,19 +10,23 @@ from collections.abc import Callable
 
 import torch
 
-from vision_exp import tower_attention, tower_fused, tower_graphs
+from vision_exp import tower_attention, tower_fused, tower_graphs, tower_rest, tower_rounds
 from vision_exp.config import VisionConfig
 from vision_exp.tower import VisionTower
 
 GRIDS = [(3, 5), (3, 5), (7, 2)]
 
 
-def by_keys(qkv: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def by_keys(keys: torch.Tensor) -> tower_rounds.AttendOne:
     """Attention of one picture whose length comes from a tensor, as FlashAttention takes it."""
-    q, k, v = qkv.permute(1, 2, 0, 3).unbind(0)  # (heads, n, d)
-    count = int(keys[1])
-    out = torch.nn.functional.scaled_dot_product_attention(q, k[:, :count], v[:, :count])
-    return out.transpose(0, 1).flatten(1)
+
+    def attend(qkv: torch.Tensor) -> torch.Tensor:
+        q, k, v = qkv.permute(1, 2, 0, 3).unbind(0)  # (heads, n, d)
+        count = int(keys[1])
+        out = torch.nn.functional.scaled_dot_product_attention(q, k[:, :count], v[:, :count])
+        return out.transpose(0, 1).flatten(1)
+
+    return attend
 
 
 def bucket_error(tower: VisionTower) -> float:
@@ -33,6 +37,7 @@ def bucket_error(tower: VisionTower) -> float:
     rows = 40
     places = tower_graphs.Places(rows, torch.empty(0, 3, 14, 14), torch.empty(0, tower.config.dim))
     bucket = tower_graphs.Bucket(tower, rows, places, by_keys, repeat)
+    assert bucket.attention is by_keys  # what a graph uses must live as long
     errors = []
     for grid in ((4, 10), (3, 5), (7, 2), (3, 5)):
         patches = torch.randn(grid[0] * grid[1], 3, 14, 14)
@@ -40,6 +45,26 @@ def bucket_error(tower: VisionTower) -> float:
         found = bucket.run(patches, grid[1])
         assert found.shape == expected.shape
         errors.append(float((found - expected).norm() / expected.norm()))
+    return max(errors)
+
+
+def rest_error() -> float:
+    """The last rows of one picture, by one program for each tile and by several.
+
+    Rows behind the last key, as a bucket has them, change nothing; nor do keys that a bucket is
+    told of and does not have. What has been attended to before is left alone.
+    """
+    errors = []
+    for rows, length, start in ((300, 287, 130), (200, 900, 140), (90, 3, 1)):
+        for shares in (1, 2, 7):
+            qkv, keys = torch.randn(rows, 3, 4, 16), torch.tensor([0, length])
+            expected = by_keys(keys)(qkv).unflatten(1, (4, 16))
+            expected[:start] = 7.0
+            rest = tower_rest.Rest(start, rows, 4, shares, qkv.device)
+            for _ in range(2):  # counts from zero again
+                out = torch.full_like(expected, 7.0)
+                rest(qkv, keys, out)
+                errors.append(float((out - expected).norm() / expected.norm()))
     return max(errors)
 
 
@@ -86,10 +111,16 @@ def main() -> None:
         gate, up = gate_up.chunk(2, dim=-1)
         swiglu = tower_fused.swiglu(gate_up) - torch.nn.functional.silu(gate) * up
         in_buckets = bucket_error(tower)
+        rest = rest_error()
     error = (found - expected).norm() / expected.norm()
     print(
         json.dumps(
-            {"error": float(error), "swiglu": float(swiglu.abs().max()), "buckets": in_buckets}
+            {
+                "error": float(error),
+                "swiglu": float(swiglu.abs().max()),
+                "buckets": in_buckets,
+                "rest": rest,
+            }
         )
     )
 
