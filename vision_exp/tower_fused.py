@@ -1,4 +1,4 @@
-"""The tower's blocks on a GPU with few, large launches: nine per block instead of about thirty.
+"""The tower's blocks on a GPU with few, large launches: eight or nine per block, not about thirty.
 
 What surrounds matrix products and attention is bound by memory and launches, so it is fused by
 hand: residual sum with the norm that follows it, the rotary turn of q and k in place, SwiGLU.
@@ -6,7 +6,8 @@ Nothing is specialised for a number of rows: the kernels compile once, in the pr
 start-up, and no request waits for a compiler. What launching them still costs a single picture,
 tower_graphs.py saves.
 
-Every intermediate is rounded where tower.py rounds it, so both paths compute the same function.
+Every intermediate is rounded where tower.py rounds it, so both paths compute the same function;
+only gate and up stay wide where their product applies SwiGLU itself (tower_swiglu.py).
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import nn
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from vision_exp import tower_attention
+from vision_exp import tower_attention, tower_swiglu
+from vision_exp.tower_device import starts_early
 
 NORM_EPS = 1e-6
 
@@ -44,23 +47,43 @@ def run_blocks(
     Sharded layers work as in tower.py: widths are read off what the layers return.
     """
     attend = attend or tower_attention.best()
+    product = tower_swiglu.best(x.device)
     norms = [block.norm1 for block in blocks[1:]] + [last_norm]
     normed = add_norm(x, None, blocks[0].norm1.weight)
     for block, after in zip(blocks, norms, strict=True):
         qkv = block.attn.wqkv(normed).unflatten(-1, (3, block.attn.n_heads, -1))
         turn_(qkv, cos, sin)
         normed = add_norm(x, block.attn.wo(attend(qkv, lengths)), block.norm2.weight)
-        normed = add_norm(x, block.mlp.w2(swiglu(block.mlp.w1(normed))), after.weight)
+        hidden = product(normed, block.mlp.w1.weight) if product else swiglu(block.mlp.w1(normed))
+        normed = add_norm(x, block.mlp.w2(hidden), after.weight)
     return normed
+
+
+@triton.jit
+def _wait_for_inputs(EARLY: tl.constexpr):
+    """With programmatic dependent launch a kernel starts while the one before it ends: what that
+    one writes may be read only after this."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 # Widths are constants of the model, so that rows are known to be aligned and load 16 bytes at once.
 @triton.jit
 def _add_norm_kernel(
-    x_ptr, other_ptr, weight_ptr, out_ptr, eps, WIDTH: tl.constexpr, ADD: tl.constexpr
+    x_ptr,
+    other_ptr,
+    weight_ptr,
+    out_ptr,
+    eps,
+    WIDTH: tl.constexpr,
+    ADD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * WIDTH
     columns = tl.arange(0, WIDTH)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    _wait_for_inputs(EARLY)
     x = tl.load(x_ptr + row + columns).to(tl.float32)
     if ADD:
         x += tl.load(other_ptr + row + columns).to(tl.float32)
@@ -68,7 +91,6 @@ def _add_norm_kernel(
         tl.store(x_ptr + row + columns, rounded)
         x = rounded.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / WIDTH + eps)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
     tl.store(out_ptr + row + columns, (weight * (x * scale)).to(out_ptr.dtype.element_ty))
 
 
@@ -85,6 +107,7 @@ def add_norm(x: torch.Tensor, other: torch.Tensor | None, weight: torch.Tensor) 
         WIDTH=width,
         ADD=other is not None,
         num_warps=4,
+        **_early(x),
     )
     return out
 
@@ -98,6 +121,7 @@ def _turn_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     SIZE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, SIZE)[:, None]
@@ -105,6 +129,7 @@ def _turn_kernel(
     # q and k lie one after the other: 2 * HEADS heads of 2 * HALF values.
     inside = (head < 2 * HEADS) & (pair >= 0)
     first_ptr = qkv_ptr + row * STRIDE + head * (2 * HALF) + pair
+    _wait_for_inputs(EARLY)
     cos = tl.load(cos_ptr + row * HALF + pair)
     sin = tl.load(sin_ptr + row * HALF + pair)
     first = tl.load(first_ptr, mask=inside, other=0.0).to(tl.float32)
@@ -126,7 +151,12 @@ def turn_(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         HALF=dim // 2,
         SIZE=triton.next_power_of_2(2 * heads),
         num_warps=4,
+        **_early(qkv),
     )
+
+
+def _early(x: torch.Tensor) -> dict[str, bool]:
+    return {"EARLY": True, "launch_pdl": True} if starts_early(x.device) else {"EARLY": False}
 
 
 @triton.jit
