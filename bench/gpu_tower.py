@@ -5,12 +5,14 @@
 The floor is the number of operations over the card's rate for a large BF16 matrix product, measured
 in the same run on random data. ``--native`` is the file `models/deepseek_v4/common/vision.py` of a
 vLLM that serves the model itself (0.30.0 or later); it needs a vLLM to import its layers from, gets
-the same weights and encodes one picture after the other, as that vLLM does.
+the same weights and encodes one picture after the other, as that vLLM does. Errors are distances
+from the same modules in float32; ours may be a tenth larger than that of tower.py in BF16.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import json
 import sys
@@ -29,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import released_config
 
-from vision_exp import tower_attention, tower_fused
+from vision_exp import tower_attention, tower_fused, tower_swiglu
 from vision_exp.config import VisionConfig
 from vision_exp.tower import Aligner, VisionTower
 
@@ -135,7 +137,9 @@ def measure(name: str, rate: float, tower: Any, aligner: Any, native: Any) -> di
 
     row: dict[str, Any] = {"case": name, "floor": floor, "ours": milliseconds(mine)}
     row["plain"] = milliseconds(plain, repeat=5)
-    row["error"] = distance(mine(), plain())
+    exact = in_float32(tower)(patches, grids, taps={})
+    exact = in_float32(aligner)(exact, grids)
+    row["error"], row["plain error"] = distance(mine(), exact), distance(plain(), exact)
     row["ratio"] = row["ours"] / floor
     row["limit"] = limit
     row["graph"] = graphed(mine)
@@ -149,7 +153,7 @@ def measure(name: str, rate: float, tower: Any, aligner: Any, native: Any) -> di
         except RuntimeError as error:
             print(f"cuDNN attention: not run, {error}")
     row |= parts(tower, patches, counts)
-    ok = (limit is None or row["ratio"] <= limit) and row["error"] < 0.02
+    ok = (limit is None or row["ratio"] <= limit) and row["error"] <= 1.1 * row["plain error"]
     if native is not None:
 
         def theirs() -> torch.Tensor:
@@ -160,10 +164,18 @@ def measure(name: str, rate: float, tower: Any, aligner: Any, native: Any) -> di
             return torch.cat(parts)
 
         row["native"] = milliseconds(theirs)
-        row["native error"] = distance(mine(), theirs())
+        row["native error"] = distance(theirs(), exact)
         ok = ok and row["ours"] <= row["native"]
     row["ok"] = ok
     return row
+
+
+def in_float32(module: torch.nn.Module) -> torch.nn.Module:
+    """The same weights, wide: what both BF16 computations are rounded from."""
+    captured = {name: vars(module).pop(name) for name in ("_graphs",) if name in vars(module)}
+    wide = copy.deepcopy(module).float()
+    vars(module).update(captured)
+    return wide
 
 
 def graphed(run: Callable[[], Any]) -> float:
@@ -179,23 +191,28 @@ def graphed(run: Callable[[], Any]) -> float:
 
 
 def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, float]:
-    """Where the time goes: attention, linear layers of the blocks, what is fused by hand."""
+    """Where the time goes: attention, linear layers of the blocks, what is fused by hand.
+
+    SwiGLU is part of the linear layers where their product applies it.
+    """
     rows, block = sum(counts), tower.blocks[0]
     x, hidden = (torch.randn(rows, n, device="cuda").bfloat16() for n in (1024, 2816))
     qkv, gate_up = block.attn.wqkv(x).unflatten(-1, (3, 16, 64)), block.mlp.w1(x)
     angles, step = torch.rand(rows, 32, device="cuda"), x * 1e-3
-    attend = tower_attention.best()
+    attend, product = tower_attention.best(), tower_swiglu.best(x.device)
 
     def linears() -> None:
         for _ in range(32):
-            block.attn.wqkv(x), block.attn.wo(x), block.mlp.w1(x), block.mlp.w2(hidden)
+            block.attn.wqkv(x), block.attn.wo(x), block.mlp.w2(hidden)
+            product(x, block.mlp.w1.weight) if product else block.mlp.w1(x)
 
     def fused() -> None:
         for _ in range(32):
             tower_fused.add_norm(x, step, block.norm1.weight)
             tower_fused.add_norm(x, step, block.norm2.weight)
             tower_fused.turn_(qkv, angles, angles)
-            tower_fused.swiglu(gate_up)
+            if product is None:
+                tower_fused.swiglu(gate_up)
 
     return {
         "of it attention": graphed(lambda: [attend(qkv, counts) for _ in range(32)]),
@@ -270,7 +287,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         "linears",
     ]
     head += ["fused", "torch attention", "cudnn attention", "plain", "native", "error"]
-    head += ["native error", "ok"]
+    head += ["plain error", "native error", "ok"]
     print("  ".join(f"{name:>15}" for name in head))
     for row in rows:
         cells = [row.get(name) for name in head]
