@@ -1,12 +1,15 @@
 """What serving costs on a GPU, patched over stock and images over text, by turns on one GPU.
 
     python bench/gpu_serving.py measure OUT.json REPORT.json LOGS STOCK TEXT PATCHED VISION [S]
+    python bench/gpu_serving.py images OUT.json REPORT.json LOGS PATCHED VISION [S]
     python bench/gpu_serving.py judge OUT.json REPORT.json
     python bench/gpu_serving.py work KIND MODEL FD          (what `measure` starts)
 
 STOCK and PATCHED are folders with a vLLM, TEXT and VISION checkpoints. `measure` starts engines of
 each tree on the text checkpoint and a patched one on the vision checkpoint, with CUDA graphs, and
 lets them take turns for S seconds. PYTHONPATH has the patched tree first and the overlay last.
+
+`images` measures only the last two of these, on one engine.
 
 Judged: a prefill and a decode step of text, patched over stock; an image prefill, visible over
 causal; the first token of an image request less that of as much text, beside the tower's time.
@@ -191,6 +194,23 @@ def measure(
     return judge(out, report)
 
 
+def measure_images(
+    out: str, report: str, logs: str, patched: str, vision: str, seconds: str = str(SECONDS)
+) -> int:
+    found: Found = {"vision": [], "visible": [], "first": []}
+    command = [sys.executable, __file__, "work", "image", vision]
+    log = Path(logs) / "serving-images.log"
+    worker = turns.start("vision", command, environment(patched, overlay=True), log)
+    try:
+        worker.read(START_SECONDS)
+        images(worker, found, float(seconds), Path(out))
+    except turns.WorkerLost as error:
+        print(f"cut short: {error}", flush=True)
+    finally:
+        worker.stop()
+    return judge_images(Report(Path(report)), found)
+
+
 def environment(tree: str, overlay: bool) -> dict[str, str]:
     """This process's, with another tree first on the path; stock's path has no overlay."""
     _, *rest = os.environ["PYTHONPATH"].split(":")
@@ -232,6 +252,10 @@ def judge(out: str, report_path: str) -> int:
     found = json.loads(Path(out).read_text()) if Path(out).exists() else {}
     for kind, name in (("prefill", "text prefill"), ("decode", "decode step")):
         report.run(f"{name}, patched over stock", lambda k=kind: over_stock(found, k))
+    return judge_images(report, found)
+
+
+def judge_images(report: Report, found: Found) -> int:
     report.run("image prefill, visible over causal", lambda: over_causal(found))
     report.run("first token, in the engine", lambda: over_text(found, whole=False))
     report.run("first token, with the preparation", lambda: over_text(found, whole=True))
@@ -291,5 +315,5 @@ def over_text(found: Found, *, whole: bool) -> tuple[bool | None, str]:
 
 
 if __name__ == "__main__":
-    verbs = {"measure": measure, "judge": judge, "work": work}
+    verbs = {"measure": measure, "images": measure_images, "judge": judge, "work": work}
     sys.exit(verbs[sys.argv[1]](*sys.argv[2:]))

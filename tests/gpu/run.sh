@@ -22,6 +22,8 @@
 # Not part of `all`:
 #   release   after setup and warm: what another release has to show, server and table included
 #   serving   the serving times alone (part of figures)
+#   tower     the tower's times alone (part of figures)
+#   images    the first token of an image request and the image prefill alone (part of serving)
 #   two       two GPUs: tensor parallelism
 #   differ    two GPUs: two nodes with different overlays alone (part of two)
 #   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
@@ -233,9 +235,20 @@ serving() {
     wait
 }
 
-figures() {
+# The first token of an image request and the image prefill alone.
+images() {
+    job images 200 "$patched" python3 "$repo/bench/gpu_serving.py" images "$OUT/images.json" \
+        "$rows/images.json" "$logs" "$patched" "$vision" 50
+    wait
+}
+
+tower() {
     in_tree "$patched" timeout 200 python3 "$repo/bench/gpu_tower.py" \
         --native "$PIECES/vision.py" --json "$OUT/tower.json"
+}
+
+figures() {
+    tower
     serving
 }
 
@@ -260,7 +273,7 @@ code=0
 for stage in "${stages[@]}"; do
     case $stage in
     setup | patch | warm | first | second | kernels | server | figures | table | cache) ;;
-    release | serving | two | differ | session) ;;
+    release | serving | tower | images | two | differ | session) ;;
     *) echo "unknown stage $stage" >&2 && exit 2 ;;
     esac
     begun=$SECONDS
