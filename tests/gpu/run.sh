@@ -24,6 +24,7 @@
 #   serving   the serving times alone (part of figures)
 #   tower     the tower's times alone (part of figures)
 #   images    the first token of an image request and the image prefill alone (part of serving)
+#   pictures  hidden states, server, tower and images: what a change of these needs
 #   two       two GPUs: tensor parallelism
 #   differ    two GPUs: two nodes with different overlays alone (part of two)
 #   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
@@ -224,6 +225,18 @@ release() {
     python3 "$here/table.py" "$rows" stock_fails text reference visibility server draft
 }
 
+# What a change of the tower or of a picture's preparation can touch.
+pictures() {
+    reference_job 300
+    server_job 300
+    wait
+    results
+    tower
+    images
+    results
+    python3 "$here/table.py" "$rows" reference server images
+}
+
 results() {
     tar cz -C "$WORK" rows logs >"$OUT/rows-logs.tgz"
 }
@@ -273,7 +286,7 @@ code=0
 for stage in "${stages[@]}"; do
     case $stage in
     setup | patch | warm | first | second | kernels | server | figures | table | cache) ;;
-    release | serving | tower | images | two | differ | session) ;;
+    release | serving | tower | images | pictures | two | differ | session) ;;
     *) echo "unknown stage $stage" >&2 && exit 2 ;;
     esac
     begun=$SECONDS
