@@ -47,6 +47,8 @@ class Parser(argparse.ArgumentParser):
     """Bad usage is exit 2, and still one JSON object where `--json` was given."""
 
     def error(self, message: str) -> NoReturn:
+        message = f"{message}. Nothing was changed."
+        hint = f"python3 {self.prog} --help"
         if "--json" in sys.argv[1:]:
             failed = report.blank()
             failed["exit"] = USAGE
@@ -54,20 +56,30 @@ class Parser(argparse.ArgumentParser):
                 "reference": "usage",
                 "message": message,
                 "context": [],
-                "hint": "python3 hotfix.py --help",
+                "hint": hint,
             }
             _print_json(failed)
         else:
-            self.print_usage(sys.stderr)
-            print(f"{report.PREFIX} {message}", file=sys.stderr)
+            print(f"{report.PREFIX} {message}\nnext: {hint}", file=sys.stderr)
         raise SystemExit(USAGE)
+
+
+def _folder(path: str) -> str:
+    """A path from the command line; empty is a variable that was never set, not a choice."""
+    if not path:
+        raise argparse.ArgumentTypeError("it is empty")
+    return path
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line. Common options may stand before or after the verb."""
     common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    common.add_argument("--root", metavar="VLLM_PACKAGE_DIR", help="the vLLM package to work on")
-    common.add_argument("--overlay-root", metavar="DIR", help="where the overlay is staged")
+    common.add_argument(
+        "--root", type=_folder, metavar="VLLM_PACKAGE_DIR", help="the vLLM package to work on"
+    )
+    common.add_argument(
+        "--overlay-root", type=_folder, metavar="DIR", help="where the overlay is staged"
+    )
     common.add_argument("--json", action="store_true", help="print one JSON object")
     common.add_argument("-q", "--quiet", action="store_true", help="nothing on success")
     common.add_argument("-v", "--verbose", action="store_true", help="reasons, tracebacks")

@@ -30,12 +30,25 @@ def applied(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["no-such-verb"], ["apply", "extra"], ["--no-such", "apply"]]
+    ("words", "cause", "prog"),
+    [
+        ([], "VERB", "hotfix.py"),
+        (["no-such-verb"], "no-such-verb", "hotfix.py"),
+        (["apply", "extra"], "extra", "hotfix.py"),
+        (["--no-such", "apply"], "--no-such", "hotfix.py"),
+        (["explain"], "ID", "hotfix.py explain"),
+        (["--root", "", "apply"], "--root: it is empty", "hotfix.py"),
+        (["apply", "--overlay-root", ""], "--overlay-root: it is empty", "hotfix.py apply"),
+    ],
 )
-def test_bad_usage(pristine: Rig, words: list[str]) -> None:
-    answer = pristine.spawn(*words)
+def test_bad_usage(pristine: Rig, words: list[str], cause: str, prog: str) -> None:
+    answer = hotfix_rig.call(words, pristine.environment)
+    first, second = answer.err.splitlines()
     assert answer.code == 2
-    assert "usage" in answer.err
+    assert first.startswith("[vision-exp] ")
+    assert cause in first
+    assert first.endswith(". Nothing was changed.")
+    assert second == f"next: python3 {prog} --help"
     assert answer.out == ""
 
 
