@@ -1,9 +1,8 @@
 """RGB pixels to bfloat16 patches: the plain way, and a fast one with the same bits.
 
 The plain way is Pillow's resize and pad, then numpy and torch. The fast one (pixel_kernels.py)
-reads the decoded picture a few rows at a time, resamples them as Pillow would, and writes each
-finished band straight to its patches: no resized, padded or widened picture is ever made, and what
-is in use stays in the cache.
+reads the decoded picture some rows at a time, resamples them as Pillow would, and writes each
+finished band straight to its patches: no resized, padded or widened picture is ever made.
 
 A process gets the fast way by `warm`, at its start: compiling takes seconds, too much for a
 request. `warm` compares both ways on small pictures, bit by bit. Where they differ (a Pillow that
@@ -29,9 +28,17 @@ logger = logging.getLogger("vllm.vision_exp")
 
 _GREY = (127, 127, 127)
 _GREY_PIXEL = 0x7F7F7F
+_GREY_VALUE = (127 / 255 - 0.5) / 0.5
 
-#: Bytes taken out of a picture at once, at most: from here on, glibc's allocator asks the system
-#: for fresh pages each time (its M_MMAP_THRESHOLD), which costs more than the copying.
+#: The side of a patch that the fast way is compiled for.
+_PATCH = 14
+
+#: Bytes of a picture that are resized at once. More of them cost memory; fewer make a thread wait
+#: for the GIL more often, which takes milliseconds each time while another thread runs Python.
+_BLOCK = 2 << 20
+
+#: Bytes that Pillow copies out at once, at most: from about here on, glibc's allocator asks the
+#: system for fresh pages each time (its M_MMAP_THRESHOLD), which costs more than the copying.
 _PIECE = 120_000
 
 #: Values that the plain way puts in order and widens at once: floats that stay in the cache.
@@ -100,15 +107,15 @@ def patches_of(
     """
     way = way or _way
     target = (grid[1] * patch, grid[0] * patch)
-    fast = way.kernels is not None and patch == way.kernels.PATCH
+    fast = way.kernels is not None and patch == _PATCH
     if image.size != target:
         size = target if stretch else resample.fitted_size(image.size, target)
         longest = max(*image.size, *target)
         if fast and way.resamples and min(size) > 0 and longest <= resample.LONGEST:
-            return _placed(way, _bands(way, _resized(way, image, size), size, grid), grid)
+            return _centred(way, _resized(way, image, size), size, grid)
         with pillow_errors("resized"):
             image = image.resize(target) if stretch else ImageOps.pad(image, target, color=_GREY)
-    return _placed(way, _rows(image, patch), grid) if fast else _plain(image, grid, patch)
+    return _placed(way, image, grid) if fast else _plain(image, grid, patch)
 
 
 @contextmanager
@@ -149,7 +156,7 @@ def _find_way() -> Way:
 
 def _same(way: Way, image: Image.Image, grid: tuple[int, int], stretch: bool = False) -> bool:
     ours, plain = (
-        patches_of(image, grid, 14, stretch=stretch, way=one).view(torch.int16)
+        patches_of(image, grid, _PATCH, stretch=stretch, way=one).view(torch.int16)
         for one in (way, PLAIN)
     )
     return torch.equal(ours, plain)
@@ -160,18 +167,21 @@ def _noise(width: int, height: int) -> Image.Image:
     return Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
 
 
-def _rows(image: Image.Image, count: int) -> Iterator[np.ndarray]:
-    """The picture's rows from the top, ``count`` at a time, as uint32 (n, width).
+def _rows(image: Image.Image, unit: int) -> Iterator[np.ndarray]:
+    """The picture's rows from the top, a few at a time, as uint32 (n, width), read-only.
 
-    By the encoder of `Image.tobytes`, which gives pieces as they come: Pillow's own calls copy the
-    whole picture first, and a `crop` for each piece costs more than the copying.
+    n is a multiple of ``unit`` but at the end. By the encoder of `Image.tobytes`, which gives
+    pieces as they come: Pillow's own calls copy the whole picture first, and a `crop` for each
+    piece costs more than the copying.
     """
+    length = image.width * 4
+    count = max(_PIECE // length // unit, 1) * unit
     encoder = Image._getencoder(image.mode, "raw", "RGBX")
     try:
         encoder.setimage(image.im, (0, 0, *image.size))
         ended = 0
         while not ended:
-            _, ended, piece = encoder.encode(count * image.width * 4)
+            _, ended, piece = encoder.encode(count * length)
             yield np.frombuffer(piece, np.uint32).reshape(-1, image.width)
         if ended < 0:
             raise RuntimeError(f"Pillow's encoder ends with {ended}")
@@ -179,13 +189,30 @@ def _rows(image: Image.Image, count: int) -> Iterator[np.ndarray]:
         encoder.cleanup()
 
 
+def _blocks(image: Image.Image, unit: int) -> Iterator[np.ndarray]:
+    """The same in large blocks, each overwritten by the next, as are those of what follows."""
+    most = min(max(_BLOCK // (image.width * 4) // unit, 1) * unit, image.height)
+    block = np.empty((most, image.width), np.uint32)
+    flat, width = block.reshape(-1).data, image.width
+    filled = 0
+    for rows in _rows(image, 1):
+        while len(rows):
+            some = rows[: most - filled]
+            # Not by numpy, which would let go of the GIL for each copy.
+            flat[filled * width :][: some.size] = some.reshape(-1).data
+            filled += len(some)
+            rows = rows[len(some) :]
+            if filled == most:
+                yield block
+                filled = 0
+    if filled:
+        yield block[:filled]
+
+
 def _resized(way: Way, image: Image.Image, size: tuple[int, int]) -> Iterator[np.ndarray]:
-    """Rows (n, width of ``size``) of the picture resized; what is given out is overwritten."""
+    """The rows of the picture resized to ``size``."""
     across, down = resample.table(image.width, size[0]), resample.table(image.height, size[1])
-    count = way.kernels.STRIPE
-    while count > 1 and count * image.width * 4 > _PIECE:
-        count //= 2
-    rows = _rows(image, count)
+    rows = _blocks(image, way.kernels.STRIPE)
     if way.vertical_first and resample.vertical_first(image.size, size):
         return _across(way, _down(way, rows, down, image.width), across, image.width)
     return _down(way, _across(way, rows, across, image.width), down, size[0])
@@ -194,90 +221,70 @@ def _resized(way: Way, image: Image.Image, size: tuple[int, int]) -> Iterator[np
 def _across(
     way: Way, blocks: Iterable[np.ndarray], table: resample.Table, width: int
 ) -> Iterator[np.ndarray]:
-    """Rows of ``width`` resampled horizontally, 16 at a time but at the end."""
-    most = way.kernels.STRIPE
+    """Rows of ``width`` resampled horizontally."""
+    lines = way.kernels.STRIPE
     # Fours of taps may reach past the last pixel: what is there weighs nothing.
-    stripe = np.zeros((width + resample.GROUP, most), np.uint32)
-    out = np.empty((most, len(table.spans)), np.uint32)
-    filled = 0
+    stripe = np.zeros((width + resample.GROUP, lines), np.uint32)
+    out = np.empty((0, len(table.spans)), np.uint32)
     for rows in blocks:
-        for some in _cut(rows, filled, most):
-            way.kernels.turn(some, stripe, filled)
-            filled += len(some)
-            if filled == most:
-                way.kernels.across(stripe.view(np.uint8), table.spans, table.weights, out)
-                yield out
-                filled = 0
-    if filled:
-        way.kernels.across(stripe.view(np.uint8), table.spans, table.weights, out)
-        yield out[:filled]
+        if len(out) < len(rows):
+            out = np.empty((-(-len(rows) // lines) * lines, len(table.spans)), np.uint32)
+        way.kernels.across(rows, table.spans, table.weights, stripe, out)
+        yield out[: len(rows)]
 
 
 def _down(
     way: Way, blocks: Iterable[np.ndarray], table: resample.Table, width: int
 ) -> Iterator[np.ndarray]:
-    """Rows of ``width`` resampled vertically, up to 16 at a time.
-
-    ``blocks`` have a number of rows that 16 is a multiple of, but for the last one.
-    """
-    most = way.kernels.STRIPE
-    ring = np.zeros((-(-table.weights.shape[1] // most) * most + most, width), np.uint32)
-    out = np.empty((most, width), np.uint32)
+    """Rows of ``width`` resampled vertically."""
+    ring = np.zeros((table.weights.shape[1], width), np.uint32)
     needed = table.spans.sum(axis=1)  # source rows that each row of the result waits for
     taken = done = 0
     for rows in blocks:
-        ring[taken % len(ring) :][: len(rows)] = rows
+        ready = int(np.searchsorted(needed, taken + len(rows), side="right"))
+        out = np.empty((ready - done, width), np.uint32)
+        way.kernels.down(rows, taken, done, table.spans, table.weights, ring, out)
+        yield out
         taken += len(rows)
-        ready = int(np.searchsorted(needed, taken, side="right"))
-        while done < ready:
-            some = out[: ready - done]
-            way.kernels.down(
-                ring.view(np.uint8), table.spans, table.weights, done, some.view(np.uint8)
-            )
-            done += len(some)
-            yield some
+        done = ready
 
 
-def _bands(
+def _centred(
     way: Way, blocks: Iterable[np.ndarray], size: tuple[int, int], grid: tuple[int, int]
-) -> Iterator[np.ndarray]:
-    """A picture of ``size`` in the middle of grey, by rows of patches; each is overwritten."""
-    patch = way.kernels.PATCH
-    width, height = grid[1] * patch, grid[0] * patch
+) -> torch.Tensor:
+    """Patches of the rows of a picture of ``size``, in the middle of grey."""
+    width, height = grid[1] * _PATCH, grid[0] * _PATCH
     left, top = round((width - size[0]) / 2), round((height - size[1]) / 2)
-    band = np.full((patch, width), _GREY_PIXEL, np.uint32)
-    for _ in range(top // patch):
-        yield band
-    filled = top % patch
+    out, values = _empty(grid)
+    band = np.full((_PATCH, width), _GREY_PIXEL, np.uint32)
+    out[: top // _PATCH * grid[1]] = _GREY_VALUE
     for rows in blocks:
-        for some in _cut(rows, filled, patch):
-            band[filled : filled + len(some), left : left + size[0]] = some
-            filled += len(some)
-            if filled == patch:
-                yield band
-                filled = 0
-    for _ in range((height - top - size[1] + filled) // patch):
-        band[filled:] = _GREY_PIXEL
-        yield band
-        filled = 0
-
-
-def _cut(rows: np.ndarray, filled: int, most: int) -> Iterator[np.ndarray]:
-    """``rows`` in pieces: what fits a block of ``most`` that is ``filled``, then whole blocks."""
-    cut = most - filled
-    yield rows[:cut]
-    for start in range(cut, len(rows), most):
-        yield rows[start : start + most]
-
-
-def _placed(way: Way, bands: Iterable[np.ndarray], grid: tuple[int, int]) -> torch.Tensor:
-    height, width = grid
-    patch = way.kernels.PATCH
-    out = torch.empty((height * width, 3, patch, patch), dtype=torch.bfloat16)
-    values = out.view(torch.int16).numpy().view(np.uint16).reshape(height, -1, patch * patch)
-    for band, row in zip(bands, values, strict=True):
-        way.kernels.place(band.view(np.uint64), row)
+        way.kernels.place(rows, top, left, band, values)
+        top += len(rows)
+    if top % _PATCH:
+        rows = np.full((_PATCH - top % _PATCH, width), _GREY_PIXEL, np.uint32)
+        way.kernels.place(rows, top, 0, band, values)
+        top += len(rows)
+    out[top // _PATCH * grid[1] :] = _GREY_VALUE
     return out
+
+
+def _placed(way: Way, image: Image.Image, grid: tuple[int, int]) -> torch.Tensor:
+    """Patches of a picture of just the size of ``grid``."""
+    out, values = _empty(grid)
+    first = 0
+    for rows in _rows(image, _PATCH):
+        way.kernels.place_bands(rows, first, values)
+        first += len(rows) // _PATCH
+    return out
+
+
+def _empty(grid: tuple[int, int]) -> tuple[torch.Tensor, np.ndarray]:
+    """Patches to be filled, and their memory in the shape that the compiled loops take."""
+    height, width = grid
+    out = torch.empty((height * width, 3, _PATCH, _PATCH), dtype=torch.bfloat16)
+    values = out.view(torch.int16).numpy().view(np.uint16)
+    return out, values.reshape(height, width * 3, _PATCH * _PATCH)
 
 
 def _plain(image: Image.Image, grid: tuple[int, int], patch: int) -> torch.Tensor:

@@ -48,7 +48,13 @@ def noise(width: int, height: int) -> Image.Image:
 
 
 def same(image: Image.Image, grid: tuple[int, int], stretch: bool = False) -> bool:
-    """Whether both ways give the same bits."""
+    """Whether both ways give the same bits, or both raise ValueError as an older Pillow does."""
+    fitted = resample.fitted_size(image.size, (grid[1] * 14, grid[0] * 14))
+    if PILLOW < 13 and not stretch and min(fitted) < 1:
+        for way in (pixels.PLAIN, pixels.warm()):
+            with pytest.raises(ValueError, match="height and width must be > 0"):
+                pixels.patches_of(image, grid, 14, way=way)
+        return True
     plain, fast = (
         pixels.patches_of(image, grid, 14, stretch=stretch, way=way).view(torch.int16)
         for way in (pixels.PLAIN, pixels.warm())
@@ -80,8 +86,6 @@ SIDES = st.floats(0, 3).map(lambda power: round(10**power))
 def test_any_size_equals_pillow(width, height, rows, columns):
     image = noise(width, height)
     assert same(image, (rows, columns), stretch=True)
-    if PILLOW < 13 and min(resample.fitted_size(image.size, (columns * 14, rows * 14))) < 1:
-        return  # such a Pillow raises ValueError
     assert same(image, (rows, columns))
 
 
@@ -102,6 +106,26 @@ def test_any_size_equals_pillow(width, height, rows, columns):
 def test_large_sizes_equal_pillow(size, grid):
     assert same(noise(*size), grid)
     assert same(noise(*size), grid, stretch=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    width=SIDES,
+    height=SIDES,
+    rows=st.integers(1, 24),
+    columns=st.integers(1, 24),
+    piece=st.sampled_from([1, 5000]),
+    block=st.sampled_from([1, 50_000]),
+)
+@example(width=40, height=500, rows=4, columns=3, piece=1, block=1)  # a vertical pass first
+@example(width=100, height=3000, rows=33, columns=3, piece=5000, block=50_000)  # 15 rows, then 17
+def test_how_the_rows_are_cut_changes_nothing(width, height, rows, columns, piece, block):
+    image = noise(width, height)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pixels, "_PIECE", piece)
+        patch.setattr(pixels, "_BLOCK", block)
+        assert same(image, (rows, columns), stretch=True)
+        assert same(image, (rows, columns))
 
 
 def test_passes_change_places_where_pillow_changes_them():
@@ -186,12 +210,12 @@ def test_each_probe_matters_enough(monkeypatch):
 
 
 def test_compiled_loops_with_other_bits(monkeypatch, log, kernels):
-    def place(band, out):
-        original(band, out)
-        out[0, 0] ^= 1
+    def place_bands(rows, first, out):
+        original(rows, first, out)
+        out[first, 0, 0] ^= 1
 
-    original = kernels.place
-    monkeypatch.setattr(kernels, "place", place)
+    original = kernels.place_bands
+    monkeypatch.setattr(kernels, "place_bands", place_bands)
     assert pixels._find_way() is pixels.PLAIN
     assert "compiled loops give other bits here" in log[0]
 
