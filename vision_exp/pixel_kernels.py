@@ -1,4 +1,4 @@
-"""The loops over pixels, compiled when this module is imported (about three seconds).
+"""The loops over pixels, compiled when this module is imported (three to five seconds).
 
 Only `pixels.warm` imports it: numba is not imported otherwise. Nothing is kept on disk: the
 overlay's folder may be read-only and must not change.
