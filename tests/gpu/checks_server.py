@@ -19,6 +19,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ALONE = 3
 #: Times that eight are asked at once; letters of a text as long as a square picture's block.
 ROUNDS, TEXT_LENGTH = 3, 114
-#: Images that part from lone answers so much more often than texts are held to part by themselves.
-LEAST_CHANCE = 0.01
+#: The largest movement of the texts is the largest of few; of as many images one may move further.
+MARGIN = 2.0
 SERVE = [
     *("--kv-cache-dtype", "fp8", "--block-size", "256", "--max-model-len", "4096"),
     *("--max-num-batched-tokens", "2048", "--max-num-seqs", "16"),
@@ -149,23 +150,21 @@ def ask(parts: tuple[str, ...]) -> tuple[str, int]:
 
 
 def client() -> tuple[bool, str]:
+    """The same picture again is only told of: a repeat runs behind a warm prefix, whose rounding
+    moves near ties; the validator judges repeats by log-probabilities."""
     image = ("What is this?", data_url(*WIDE, seed=5), "Say it.")
     text, count = ask(image)
     again, _ = ask(image)
     other, _ = ask(("What is this?", data_url(*WIDE, seed=6), "Say it."))
     detail = f"{count} prompt tokens, {text!r}; again {again!r}; other picture {other!r}"
-    return count > 366 and text == again and text != other, detail
+    return count > 366 and other not in (text, again), detail
 
 
 def concurrent() -> tuple[bool, str]:
-    """Eight image requests at once, against each alone; eight texts show what company does.
-
-    A batch of eight runs other kernels than one request does, so answers move without any image.
-    """
+    """Eight image requests at once, against each alone; eight texts show what company does."""
     from concurrent.futures import ThreadPoolExecutor
 
     from vision_exp.validate_client import Client
-    from vision_exp.validate_judge import movement
 
     client = Client(URL, "tiny")
     letters = np.random.default_rng(7).integers(97, 123, size=(8, TEXT_LENGTH), dtype=np.uint8)
@@ -173,58 +172,75 @@ def concurrent() -> tuple[bool, str]:
     def once(parts: tuple[str, ...]) -> Any:
         return client.ask(message(*parts)[0]["content"], max_tokens=8, salt=uuid.uuid4().hex)
 
-    def both(requests: list[tuple[str, ...]]) -> tuple[list[list[Any]], list[list[Any]]]:
-        """Per request: answers alone, answers in company."""
+    def both(requests: list[tuple[str, ...]]) -> Company:
         alone = [[once(parts) for _ in range(ALONE)] for parts in requests]
         with ThreadPoolExecutor(8) as pool:
             rounds = [list(pool.map(once, requests)) for _ in range(ROUNDS)]
-        return alone, [list(answers) for answers in zip(*rounds, strict=True)]
+        return Company(alone, [list(answers) for answers in zip(*rounds, strict=True)])
 
     images = [("Look.", data_url(*SQUARE, seed=100 + i), "Tell.") for i in range(8)]
-    alone, together = both(images)
-    text_alone, text_together = both([("Look. " + row.tobytes().decode(),) for row in letters])
-    pairs = [
-        pair
-        for groups in ((alone, together), (text_alone, text_together))
-        for pair in zip(*groups, strict=True)
-    ]
-    noise = max(
-        moved
-        for group, answers in pairs
-        for a in group
-        for b in [*group, *answers]
-        if (moved := movement(a, b)) < math.inf
-    )
-    known, text_known = (
-        sum(
-            answer.text in {each.text for each in group}
-            for group, answers in zip(*groups, strict=True)
+    texts = [("Look. " + row.tobytes().decode(),) for row in letters]
+    return judge_company(both(images), both(texts))
+
+
+@dataclass(frozen=True)
+class Company:
+    """Per request: answers alone, answers in company."""
+
+    alone: list[list[Any]]
+    together: list[list[Any]]
+
+    def moved_alone(self) -> float:
+        return max(first_moved(a, b) for group in self.alone for a in group for b in group)
+
+    def moved_together(self) -> float:
+        groups = zip(self.alone, self.together, strict=True)
+        return max(first_moved(a, b) for mine, others in groups for a in mine for b in others)
+
+    def known(self) -> int:
+        """Answers in company that are among those alone, word for word."""
+        groups = zip(self.alone, self.together, strict=True)
+        return sum(b.text in {a.text for a in mine} for mine, others in groups for b in others)
+
+    def own(self) -> int:
+        """Answers in company whose first token is nearer to its own request's than to another's."""
+        return sum(
+            min(range(len(self.alone)), key=lambda i: nearest(answer, self.alone[i])) == index
+            for index, answers in enumerate(self.together)
             for answer in answers
         )
-        for groups in ((alone, together), (text_alone, text_together))
-    )
-    count = 8 * ROUNDS
-    chance = no_more_by_chance(known, text_known, count)
-    detail = (
-        f"{known} of {count} image answers among those of {ALONE} repeats alone, of as many texts "
-        f"in the same company {text_known}: so few or fewer by chance {chance:.3f}; answers move "
-        f"by up to {noise:.2f} nats; {len({group[0].text for group in alone})} distinct"
-    )
-    return chance >= LEAST_CHANCE and known > 0, detail
 
 
-def no_more_by_chance(images: int, texts: int, count: int) -> float:
-    """Chance of ``images`` or fewer among the images if images and texts part alike.
+def judge_company(images: Company, texts: Company) -> tuple[bool, str]:
+    """Images may move by as much as texts do, or as one request's repeats do.
 
-    Of ``2 * count`` answers ``images + texts`` are known; Fisher's exact test, one-sided.
+    Eight run other kernels than one, so answers move without any image, and how many stay word for
+    word depends on how near the prompts' answers are to ties. So the first token's
+    log-probabilities are judged, and that no answer is nearer to another picture's.
     """
-    known = images + texts
-    ways = math.comb(2 * count, known)
-    least = max(0, known - count)
-    return (
-        sum(math.comb(count, k) * math.comb(count, known - k) for k in range(least, images + 1))
-        / ways
+    noise = max(texts.moved_together(), texts.moved_alone(), images.moved_alone())
+    moved, count = images.moved_together(), 8 * ROUNDS
+    detail = (
+        f"first token moved by {moved:.2f} nats, texts in the same company and repeats alone by "
+        f"{noise:.2f}; nearest to the same picture alone: {images.own()} of {count} (texts "
+        f"{texts.own()}); word for word as alone {images.known()} (texts {texts.known()}); "
+        f"{len({group[0].text for group in images.alone})} distinct"
     )
+    return moved <= MARGIN * noise and images.own() > count / 2, detail
+
+
+def nearest(answer: Any, group: list[Any]) -> float:
+    return min(first_moved(answer, each) for each in group)
+
+
+def first_moved(left: Any, right: Any) -> float:
+    """Furthest that one of the first token's log-probabilities moved beside another's, in nats.
+
+    Infinite where the two answers' alternatives have less than two tokens in common.
+    """
+    mine, other = left.tokens[0], right.tokens[0]
+    change = [mine[token] - other[token] for token in mine if token in other]
+    return max(change) - min(change) if len(change) > 1 else math.inf
 
 
 def validate(report_path: Path) -> tuple[bool, str]:

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-import pytest
 from gpu import checks_server, compare_text
+
+from vision_exp.validate_client import Answer
+
+
+def answer(*chances: float) -> Answer:
+    """Log-probabilities of the first token's alternatives a, b, c, ..."""
+    tokens = dict(zip("abcde", chances, strict=False))
+    return Answer(max(tokens, key=tokens.__getitem__), 1, [tokens])
+
+
+def company(moved: float, *, other: int = 0) -> checks_server.Company:
+    """Eight requests whose answers differ by nats; ``moved`` in company, where each gets the
+    answer of the ``other`` next request."""
+    alone = [[answer(-1.0, -1.0 - 3 * i, -5.0)] * 3 for i in range(8)]
+    together = [[answer(-1.0 + moved, -1.0 - 3 * i, -5.0)] * 3 for i in range(8)]
+    return checks_server.Company(alone, together[other:] + together[:other])
 
 
 def test_images_are_held_against_texts_in_the_same_company() -> None:
-    assert checks_server.no_more_by_chance(24, 24, 24) == pytest.approx(1.0)
-    assert checks_server.no_more_by_chance(14, 19, 24) == pytest.approx(0.108, abs=0.002)
-    assert checks_server.no_more_by_chance(8, 24, 24) < 1e-6
-    assert checks_server.no_more_by_chance(12, 21, 24) < checks_server.LEAST_CHANCE
+    texts = company(0.5)
+    assert checks_server.judge_company(company(0.9), texts)[0]
+    assert not checks_server.judge_company(company(1.1), texts)[0]
+    assert checks_server.judge_company(company(1.1), company(0.6))[0]
+
+
+def test_an_answer_to_another_picture_is_found() -> None:
+    texts = company(20.0)  # whatever moves
+    assert checks_server.judge_company(company(0.1), texts)[0]
+    good, words = checks_server.judge_company(company(0.1, other=1), texts)
+    assert not good
+    assert "nearest to the same picture alone: 0 of 24" in words
+
+
+def test_answers_that_share_no_alternatives_moved_beyond_measure() -> None:
+    left, right = Answer("a", 1, [{"a": -0.1, "b": -3.0}]), Answer("c", 1, [{"c": -0.1, "b": -3.0}])
+    assert checks_server.first_moved(left, right) == float("inf")
+    assert checks_server.first_moved(left, left) == 0
 
 
 def test_streams_that_start_together_may_change_places() -> None:
