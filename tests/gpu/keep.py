@@ -1,9 +1,11 @@
 """Keeps the rows of finished GPU runs in bench/results/, dated.
 
     keep.py NAME CARD RUN=FOLDER...
+    keep.py NAME CARD RUN=FILE.json...
 
 FOLDER holds the reports of one run (``rows/`` of ``run.sh``); RUN says in words what ran. Of two
-runs with the same words the later folder's reports replace the earlier one's.
+runs with the same words the later folder's reports replace the earlier one's. FILE is one run's
+figures, as bench/gpu_tower.py writes them.
 """
 
 from __future__ import annotations
@@ -35,9 +37,16 @@ def gather(runs: list[str]) -> list[dict]:
 def main(name: str, card: str, *runs: str) -> int:
     today = datetime.date.today().isoformat()
     out = RESULTS / f"{name}-{today}.json"
-    rows = gather(list(runs))
-    out.write_text(json.dumps({"date": today, "card": card, "rows": rows}, indent=1) + "\n")
-    print(f"{len(rows)} rows in {out}")
+    kept: dict = {"date": today, "card": card}
+    if all(run.endswith(".json") for run in runs):
+        files = [run.partition("=") for run in runs]
+        kept["runs"] = [
+            {"run": run, **json.loads(Path(path).read_text())} for run, _, path in files
+        ]
+    else:
+        kept["rows"] = gather(list(runs))
+    out.write_text(json.dumps(kept, indent=1) + "\n")
+    print(f"{len(kept.get('rows', kept.get('runs')))} rows in {out}")
     return 0
 
 
