@@ -43,6 +43,13 @@ def blank() -> Report:
     }
 
 
+def print_json(report: Report) -> None:
+    """The whole report as one JSON object."""
+    import json
+
+    print(json.dumps(report, indent=1))
+
+
 def uses_colour(choice: str) -> bool:
     """Whether to colour: as told, or only on a terminal that wants it."""
     if choice != "auto":
