@@ -107,6 +107,7 @@ def run_child(
             "VLLM_LOGGING_LEVEL": "INFO",
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "VISION_EXP_FAST_PIXELS": "0",  # compiling takes seconds of every child
             **(env or {}),
         }
         if tree.parent == CACHE:

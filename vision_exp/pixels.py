@@ -6,12 +6,14 @@ finished band straight to its patches: no resized, padded or widened picture is 
 
 A process gets the fast way by `warm`, at its start: compiling takes seconds, too much for a
 request. `warm` compares both ways on small pictures, bit by bit. Where they differ (a Pillow that
-resamples otherwise) or numba is missing, the plain way stays, and the log says so once.
+resamples otherwise) or numba is missing, the plain way stays, and the log says so once. So it does,
+without a word, with VISION_EXP_FAST_PIXELS=0.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,8 @@ import torch
 from PIL import Image, ImageOps
 
 from vision_exp import resample
+
+SWITCH = "VISION_EXP_FAST_PIXELS"
 
 logger = logging.getLogger("vllm.vision_exp")
 
@@ -131,6 +135,8 @@ def pillow_errors(what: str) -> Iterator[None]:
 
 
 def _find_way() -> Way:
+    if os.environ.get(SWITCH) == "0":
+        return PLAIN
     slower = "[vision-exp] pictures are %s by Pillow, which is slower: %s"
     try:
         from vision_exp import pixel_kernels

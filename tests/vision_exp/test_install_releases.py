@@ -44,8 +44,8 @@ def outcome(release: str) -> dict[str, Any]:
         folder = Path(name)
         stock = _run("stock_child.py", vllm_rig.tree(release), folder, {})["text"]
         patched = vllm_rig.patched_tree(release, folder / "patched")
-        cache = {"VLLM_CACHE_ROOT": str(folder / "cache")}
-        found = _run("overlay_child.py", patched, folder, cache)
+        own = {"VLLM_CACHE_ROOT": str(folder / "cache"), "VISION_EXP_FAST_PIXELS": "1"}
+        found = _run("overlay_child.py", patched, folder, own)
         return {**found, "stock text": stock}
 
 

@@ -153,6 +153,12 @@ def test_numba_missing(monkeypatch, log):
     assert line.startswith("[vision-exp] pictures are prepared by Pillow, which is slower: Module")
 
 
+def test_the_switch_leaves_it_to_pillow_without_a_word(monkeypatch, log):
+    monkeypatch.setenv(pixels.SWITCH, "0")
+    assert pixels._find_way() is pixels.PLAIN
+    assert not log
+
+
 def test_numba_that_does_not_compile(monkeypatch, log):
     import numba
 
