@@ -1,0 +1,59 @@
+"""What the tests of bad surroundings share: each has an exit code, a first line with the
+consequence, and a next command.
+
+The mounts live in a mount namespace of their own and vanish with the process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import hotfix_rig
+import pytest
+from hotfix_rig import Answer, Rig
+
+MODEL = "models/deepseek_v4/nvidia/model.py"
+MTP = "models/deepseek_v4/nvidia/mtp.py"
+CONFIG = "transformers_utils/configs/deepseek_v4.py"
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+
+
+def check_refusal(answer: Answer, code: int, *words: str) -> None:
+    assert answer.code == code, answer.err
+    for word in words:
+        assert word.lower() in answer.err.lower(), word
+    assert "nothing was changed" in answer.cause.lower(), "the first line gives the consequence"
+    assert "next:" in answer.err, "no next command"
+    assert "Traceback" not in answer.err
+
+
+def inside_mounts(rig: Rig, script: str, *words: str) -> Answer:
+    """Run the command line after a shell script, both in a mount namespace of their own."""
+    command = [sys.executable, "-B", str(hotfix_rig.HOTFIX), *rig.arguments(*words)]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f'set -e\n{script}\nexec "$@"', "sh", *command],
+        env=rig.environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def without_privilege(rig: Rig, *words: str) -> Answer:
+    """As a user to whom file modes matter: root gives up the capabilities that ignore them."""
+    prefix = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    command = [sys.executable, "-B", str(hotfix_rig.HOTFIX), *rig.arguments(*words)]
+    done = subprocess.run(
+        [*(prefix if os.geteuid() == 0 else []), *command],
+        env=rig.environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr)
