@@ -71,6 +71,7 @@ def images_to_patches(
 ) -> list[ImagePatches]:
     """image_to_patches of each, in order, on a few threads (nearly all work needs no GIL).
 
+    A picture that comes twice is transformed once: two threads cannot decode it at the same time.
     Raises the ValueError of the first bad picture; its message begins with ``image INDEX: ``.
     """
 
@@ -81,11 +82,16 @@ def images_to_patches(
         except ValueError as error:
             raise ValueError(f"image {index}: {error}") from error
 
-    workers = min(len(images), threads or torch.get_num_threads(), _MOST_THREADS)
+    distinct: dict[int, tuple[int, Image.Image]] = {}
+    for index, image in enumerate(images):
+        distinct.setdefault(id(image), (index, image))
+    workers = min(len(distinct), threads or torch.get_num_threads(), _MOST_THREADS)
     if workers <= 1:
-        return [one(item) for item in enumerate(images)]
-    with ThreadPoolExecutor(workers, thread_name_prefix="vision-exp-image") as pool:
-        return list(pool.map(one, enumerate(images)))
+        done = dict(zip(distinct, map(one, distinct.values()), strict=True))
+    else:
+        with ThreadPoolExecutor(workers, thread_name_prefix="vision-exp-image") as pool:
+            done = dict(zip(distinct, pool.map(one, distinct.values()), strict=True))
+    return [done[id(image)] for image in images]
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

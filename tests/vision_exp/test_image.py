@@ -310,6 +310,18 @@ def test_several_at_once_equal_one_by_one(way):
     assert images_to_patches([], CONFIG) == []
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])
+def test_one_undecoded_picture_several_times(kind):
+    """Pillow cannot decode a file on two threads: it then calls it truncated, or mixes it up."""
+    buffer = BytesIO()
+    noise(900, 700).save(buffer, kind)
+    expected = image_to_patches(Image.open(BytesIO(buffer.getvalue())), CONFIG).patches
+    for _ in range(5):
+        other, again = noise(30, 40), Image.open(BytesIO(buffer.getvalue()))
+        done = images_to_patches([again, other, again, again], CONFIG, threads=4)
+        assert [torch.equal(one.patches, expected) for one in done] == [True, False, True, True]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_bad_one_of_several_is_named(threads):
     images = [noise(20, 20), Image.new("RGB", (0, 3)), noise(20, 20)]
