@@ -30,6 +30,8 @@ SWITCH = "VISION_EXP_FAST_PIXELS"
 
 logger = logging.getLogger("vllm.vision_exp")
 
+_SLOWER = "[vision-exp] pictures are %s by Pillow, which is slower: %s"
+
 _GREY = (127, 127, 127)
 _GREY_PIXEL = 0x7F7F7F
 _GREY_VALUE = (127 / 255 - 0.5) / 0.5
@@ -84,6 +86,7 @@ PLAIN = Way()
 
 _way = PLAIN
 _warm = False
+_torn = False  # this process was forked while another thread was compiling
 _lock = threading.Lock()
 
 
@@ -94,6 +97,17 @@ def warm() -> Way:
         if not _warm:
             _way, _warm = _find_way(), True
     return _way
+
+
+def _in_a_forked_process() -> None:
+    """Whoever was compiling when this process was forked is not in it: nobody would let go of our
+    lock, nor of numba's or the import's."""
+    global _lock, _torn
+    _torn = _torn or (_lock.locked() and not _warm)
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_a_forked_process)
 
 
 def patches_of(
@@ -110,6 +124,11 @@ def patches_of(
     ValueError for what Pillow refuses to resize.
     """
     way = way or _way
+    with pillow_errors("decoded"):
+        image.load()
+        # Pixels and size that belong together, whatever another thread does to the picture: the
+        # loops do not look where they write.
+        image = Image.Image()._new(image.im)
     target = (grid[1] * patch, grid[0] * patch)
     fast = way.kernels is not None and patch == _PATCH
     if image.size != target:
@@ -137,26 +156,28 @@ def pillow_errors(what: str) -> Iterator[None]:
 def _find_way() -> Way:
     if os.environ.get(SWITCH) == "0":
         return PLAIN
-    slower = "[vision-exp] pictures are %s by Pillow, which is slower: %s"
+    if _torn:
+        logger.warning(_SLOWER, "prepared", "this process was forked while its parent compiled")
+        return PLAIN
     try:
         from vision_exp import pixel_kernels
     except Exception as error:  # noqa: BLE001  whatever keeps it from compiling, bits are the same
-        logger.warning(slower, "prepared", f"{type(error).__name__}: {error}")
+        logger.warning(_SLOWER, "prepared", f"{type(error).__name__}: {error}")
         return PLAIN
     values = np.arange(28 * 28 * 3, dtype=np.uint32).astype(np.uint8).reshape(28, 28, 3)
     placing = Way(pixel_kernels)
     ways = [Way(pixel_kernels, True, vertical_first) for vertical_first in (False, True)]
     try:
         if not _same(placing, Image.fromarray(values), (2, 2)):
-            logger.warning(slower, "prepared", "compiled loops give other bits here")
+            logger.warning(_SLOWER, "prepared", "compiled loops give other bits here")
             return PLAIN
         for way in ways:
             if all(_same(way, _noise(*size), grid, how) for size, grid, how in _PROBES):
                 return way
     except Exception as error:  # noqa: BLE001  a Pillow whose encoder is called in another way
-        logger.warning(slower, "prepared", f"{type(error).__name__}: {error}")
+        logger.warning(_SLOWER, "prepared", f"{type(error).__name__}: {error}")
         return PLAIN
-    logger.warning(slower, "resized", "this Pillow resamples in another way")
+    logger.warning(_SLOWER, "resized", "this Pillow resamples in another way")
     return placing
 
 

@@ -6,6 +6,7 @@ import ast
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -264,6 +265,40 @@ def test_threads_that_warm_at_once_compile_once(monkeypatch):
     assert len(calls) == 1
     assert len(ways) == 8
     assert all(way is ways[0] and way.resamples for way in ways)
+
+
+def test_a_fork_while_another_thread_compiles(monkeypatch, log):
+    """Nobody would let go of the lock there: Pillow does the work, and the log says so."""
+    monkeypatch.setattr(pixels, "_warm", False)
+    held = pixels._lock
+    with held:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                signal.alarm(10)
+                plain = pixels.warm() is pixels.PLAIN and same(noise(40, 30), (2, 3))
+                status = 0 if plain and log[0].endswith("forked while its parent compiled") else 3
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert pixels._lock is held
+    assert not pixels._torn
+
+
+@pytest.mark.parametrize("size", [(900, 700), (33, 44)])
+def test_a_picture_that_another_thread_changes_meanwhile(monkeypatch, size):
+    """Its size and its pixels stay those it had: loops that write by another size would crash."""
+    image, grid = noise(300, 200), (6, 9)
+    expected = pixels.patches_of(image.copy(), grid, 14, way=pixels.PLAIN)
+    table = resample.table
+
+    def meanwhile(old, new):
+        image.im, image._size = noise(*size).im, size
+        return table(old, new)
+
+    monkeypatch.setattr(resample, "table", meanwhile)
+    assert torch.equal(pixels.patches_of(image, grid, 14, way=pixels.warm()), expected)
 
 
 def test_only_the_kernels_import_numba():
