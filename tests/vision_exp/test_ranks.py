@@ -26,6 +26,8 @@ try:
     print("same")
 except ranks.RankMismatchError as error:
     print("refused", error)
+finally:
+    dist.destroy_process_group()  # else gloo's threads may abort the process at its exit
 """
 
 
