@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,9 @@ class Rig:
         """`hotfix.main` in this process: no start-up cost."""
         return call(self.arguments(*words), self.environment)
 
-    def spawn(self, *words: str, **options: Any) -> Answer:
-        """`python hotfix.py` as a process of its own."""
-        command = [sys.executable, "-B", str(HOTFIX), *self.arguments(*words)]
+    def spawn(self, *words: str, before: Sequence[str] = (), **options: Any) -> Answer:
+        """`python hotfix.py` as a process of its own, which the command `before` starts."""
+        command = [*before, sys.executable, "-B", str(HOTFIX), *self.arguments(*words)]
         done = subprocess.run(
             command,
             env={**self.environment, **options.pop("env", {})},

@@ -7,10 +7,7 @@ The mounts live in a mount namespace of their own and vanish with the process.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
-import hotfix_rig
 import pytest
 from hotfix_rig import Answer, Rig
 
@@ -32,28 +29,11 @@ def check_refusal(answer: Answer, code: int, *words: str) -> None:
 
 def inside_mounts(rig: Rig, script: str, *words: str) -> Answer:
     """Run the command line after a shell script, both in a mount namespace of their own."""
-    command = [sys.executable, "-B", str(hotfix_rig.HOTFIX), *rig.arguments(*words)]
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f'set -e\n{script}\nexec "$@"', "sh", *command],
-        env=rig.environment,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-    )
-    return Answer(done.returncode, done.stdout, done.stderr)
+    shell = f'set -e\n{script}\nexec "$@"'
+    return rig.spawn(*words, before=["unshare", "-m", "sh", "-c", shell, "sh"])
 
 
 def without_privilege(rig: Rig, *words: str) -> Answer:
     """As a user to whom file modes matter: root gives up the capabilities that ignore them."""
     prefix = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
-    command = [sys.executable, "-B", str(hotfix_rig.HOTFIX), *rig.arguments(*words)]
-    done = subprocess.run(
-        [*(prefix if os.geteuid() == 0 else []), *command],
-        env=rig.environment,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-    )
-    return Answer(done.returncode, done.stdout, done.stderr)
+    return rig.spawn(*words, before=prefix if os.geteuid() == 0 else ())

@@ -9,6 +9,7 @@ from pathlib import Path
 import hotfix_rig
 import pytest
 from hotfix_rig import Answer, Rig, contents, identity
+from surroundings import without_privilege
 
 MODEL = "models/deepseek_v4/nvidia/model.py"
 ENTRY = "vllm-models-deepseek_v4-DeepseekV4ForCausalLM.json"
@@ -90,24 +91,12 @@ def test_byte_code_of_rewritten_files(rig: Rig, mode: py_compile.PycInvalidation
 
 def test_cache_that_cannot_be_cleared_is_an_error(rig: Rig) -> None:
     """Here the entry lies in a folder that cannot be written."""
-    import os
-    import subprocess
-    import sys
-
     seed(rig.cache)
     infos = rig.cache / "modelinfos"
     infos.chmod(0o555)
     before = contents(rig.base)
-    prefix = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
-    command = [sys.executable, "-B", str(hotfix_rig.HOTFIX), *rig.arguments("apply")]
-    done = subprocess.run(
-        [*(prefix if os.geteuid() == 0 else []), *command],
-        env=rig.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 6, done.stderr
-    assert ENTRY in done.stderr.splitlines()[0]
-    assert "next:" in done.stderr
+    answer = without_privilege(rig, "apply")
+    assert answer.code == 6, answer.err
+    assert ENTRY in answer.cause
+    assert "next:" in answer.err
     assert contents(rig.base) == before

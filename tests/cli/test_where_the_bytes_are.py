@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import hotfix_rig
@@ -208,16 +206,8 @@ def test_an_owner_that_cannot_be_kept_is_named(rig: Rig) -> None:
     """Files of the user's own, in a group that the user is not in."""
     os.chown(rig.root / MODEL, -1, 12345)
     before = contents(rig.site)
-    command = [sys.executable, "-B", str(hotfix_rig.HOTFIX), *rig.arguments("apply")]
-    done = subprocess.run(
-        ["setpriv", "--bounding-set", "-chown", *command],
-        env=rig.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 4, done.stderr
-    first = done.stderr.splitlines()[0]
-    assert "owner 0:12345 cannot be kept" in first
-    assert "Rolled back" in first
+    answer = rig.spawn("apply", before=["setpriv", "--bounding-set", "-chown"])
+    assert answer.code == 4, answer.err
+    assert "owner 0:12345 cannot be kept" in answer.cause
+    assert "Rolled back" in answer.cause
     assert contents(rig.site) == before

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ast
-import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import PIL
+import plain_child
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -317,16 +316,7 @@ def test_only_the_kernels_import_numba():
 
 def test_in_a_process_of_its_own():
     """No numba before `warm`; threads, a fork after it, and the largest picture within bounds."""
-    done = subprocess.run(
-        [sys.executable, str(CHILD)],
-        env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert len(lines) == 1, done.stderr[-4000:]
-    report = json.loads(lines[0].removeprefix("RESULT "))
+    report = plain_child.report(CHILD, timeout=300)
     assert report["numba_before"] is False
     assert report["numba_after"] is True
     assert report["threads_equal"] is True
