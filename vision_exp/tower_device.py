@@ -42,8 +42,8 @@ def processors(device: torch.device) -> int:
 
 
 @lru_cache(maxsize=8)
-def starts_early(device: torch.device) -> bool:
-    """Whether kernels may start while the ones before them end (only tried on Hopper)."""
+def on_hopper(device: torch.device) -> bool:
+    """Whether this is the kind of card that some kernels are made for or have been tried on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 

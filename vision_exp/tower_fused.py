@@ -22,7 +22,7 @@ from torch import nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vision_exp import tower_attention, tower_swiglu
-from vision_exp.tower_device import starts_early
+from vision_exp.tower_device import on_hopper
 
 NORM_EPS = 1e-6
 
@@ -156,7 +156,8 @@ def turn_(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 
 def _early(x: torch.Tensor) -> dict[str, bool]:
-    return {"EARLY": True, "launch_pdl": True} if starts_early(x.device) else {"EARLY": False}
+    """Programmatic dependent launch where it has been tried."""
+    return {"EARLY": True, "launch_pdl": True} if on_hopper(x.device) else {"EARLY": False}
 
 
 @triton.jit

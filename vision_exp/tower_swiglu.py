@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from vision_exp.tower_device import on_hopper
+
 SWITCH = "VISION_EXP_TOWER_QUACK"
 #: Largest relative distance of a trial from the exact result; BF16 rounds by up to 2 ** -9.
 _TRIAL_ERROR = 2**-8
@@ -30,15 +32,13 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 def best(device: torch.device) -> Product | None:
     """One kernel for product and SwiGLU of BF16 matrices; None where there is none."""
-    if device.type != "cuda" or os.environ.get(SWITCH) == "0":
+    if os.environ.get(SWITCH) == "0" or not on_hopper(device):
         return None
     return _tried(device)
 
 
 @cache
 def _tried(device: torch.device) -> Product | None:
-    if torch.cuda.get_device_capability(device)[0] != 9:
-        return None
     begun = time.perf_counter()
     try:
         product = _quack()

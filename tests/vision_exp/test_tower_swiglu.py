@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vision_exp import tower_swiglu
+from vision_exp import tower_device, tower_swiglu
 
 CARD = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -35,8 +35,14 @@ def other_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
     monkeypatch.setattr(tower_swiglu, "trial", on_cpu(tower_swiglu.trial))
-    tower_swiglu._tried.cache_clear()
+    forget()
     yield monkeypatch
+    forget()
+
+
+def forget() -> None:
+    """What is known of the card, and of QuACK on it."""
+    tower_device.on_hopper.cache_clear()
     tower_swiglu._tried.cache_clear()
 
 
@@ -111,4 +117,5 @@ def test_other_cards_and_the_switch_do_not_even_import_it(on_hopper: pytest.Monk
     assert tower_swiglu.best(CARD) is None
     on_hopper.delenv(tower_swiglu.SWITCH)
     on_hopper.setattr(torch.cuda, "get_device_capability", lambda _device: (12, 1))
+    forget()
     assert tower_swiglu.best(CARD) is None
