@@ -36,6 +36,13 @@ def test_an_answer_to_another_picture_is_found() -> None:
     assert "nearest to the same picture alone: 0 of 24" in words
 
 
+def test_what_texts_move_beyond_measure_excuses_no_picture() -> None:
+    texts = company(0.5)
+    texts.together[3][0] = Answer("z", 1, [{"z": -0.1}])
+    assert checks_server.judge_company(company(0.9), texts)[0]
+    assert not checks_server.judge_company(company(1.1), texts)[0]
+
+
 def test_answers_that_share_no_alternatives_moved_beyond_measure() -> None:
     left, right = Answer("a", 1, [{"a": -0.1, "b": -3.0}]), Answer("c", 1, [{"c": -0.1, "b": -3.0}])
     assert checks_server.first_moved(left, right) == float("inf")
