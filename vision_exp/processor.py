@@ -240,10 +240,10 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
             raise VLLMValidationError(str(error), parameter="image") from error
         return BatchFeature(
             {
-                "patches": torch.cat([one.patches for one in done]),
+                "patches": _joined([one.patches for one in done]),
                 "vit_grid": torch.tensor([one.vit_grid for one in done]),
                 "llm_grid": torch.tensor([one.llm_grid for one in done]),
-                "perm": torch.cat([build_block(one.llm_grid, ALIGNED).perm for one in done]),
+                "perm": _joined([build_block(one.llm_grid, ALIGNED).perm for one in done]),
             }
         )
 
@@ -318,6 +318,11 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
             out += block
         out += token_ids[copied:]
         return out, {"image": blocks} if blocks else {}
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    # torch.cat copies a single tensor as well: 1.3 ms for the patches of a 1036x588 picture.
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 @lru_cache(maxsize=256)
