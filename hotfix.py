@@ -47,7 +47,10 @@ def main(argv: list[str] | None = None) -> int:
     defaults = argparse.Namespace(
         root=None, overlay_root=None, json=False, quiet=False, verbose=False, color="auto", tree=""
     )
-    arguments = build_parser(__doc__).parse_args(argv, defaults)
+    parser = build_parser(__doc__)
+    arguments = parser.parse_args(argv, defaults)
+    if arguments.verb is None:
+        parser.error("the following arguments are required: VERB")
     try:
         result = _guarded(arguments)
     except HotfixError as error:

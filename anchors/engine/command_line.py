@@ -44,7 +44,10 @@ def _folder(path: str) -> str:
 
 
 def build_parser(description: str | None) -> argparse.ArgumentParser:
-    """All verbs and options. Common options may stand before or after the verb."""
+    """All verbs and options. Common options may stand before or after the verb.
+
+    `verb` is None where none is given, which the caller has to refuse.
+    """
     common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument(
         "--root", type=_folder, metavar="VLLM_PACKAGE_DIR", help="the vLLM package to work on"
@@ -63,7 +66,8 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
         parents=[common],
     )
     parser.add_argument("--version", action="version", version=f"vision-exp {__version__}")
-    verbs: Any = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    # Not required: argparse would ask for the verb before it names an unknown option.
+    verbs: Any = parser.add_subparsers(dest="verb", metavar="VERB")
 
     def verb(name: str, text: str) -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=text, description=text, parents=[common])

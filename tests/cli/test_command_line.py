@@ -36,6 +36,7 @@ def applied(tmp_path_factory: pytest.TempPathFactory) -> Rig:
         (["no-such-verb"], "no-such-verb", "hotfix.py"),
         (["apply", "extra"], "extra", "hotfix.py"),
         (["--no-such", "apply"], "--no-such", "hotfix.py"),
+        (["--no-such"], "unrecognized arguments: --no-such", "hotfix.py"),
         (["explain"], "ID", "hotfix.py explain"),
         (["--root", "", "apply"], "--root: it is empty", "hotfix.py"),
         (["apply", "--overlay-root", ""], "--overlay-root: it is empty", "hotfix.py apply"),
