@@ -128,9 +128,10 @@ def _text(path: str) -> str:
     except OSError as error:
         raise HotfixError(
             "no-log",
-            f"{path} cannot be read: {error.strerror}",
+            f"{path} cannot be read: {error.strerror}. Nothing was changed.",
             exit_code=USAGE,
-            hint="save the server's output: vllm serve ... 2>&1 | tee server.log",
+            hint="vllm serve ... 2>&1 | tee server.log; then "
+            "python3 hotfix.py doctor --log server.log",
         ) from error
 
 

@@ -30,14 +30,14 @@ def load(path: str) -> Manifest:
     except (OSError, ValueError) as error:
         raise HotfixError(
             "bad-manifest",
-            f"{path} is no manifest: {error}",
+            f"{path} is no manifest: {error}. Nothing was changed.",
             exit_code=USAGE,
             hint="make one there: python3 hotfix.py doctor --manifest > manifest.json",
         ) from error
     if not isinstance(found, dict) or not isinstance(found.get("files"), dict):
         raise HotfixError(
             "bad-manifest",
-            f"{path} is no manifest of this tool",
+            f"{path} is no manifest of this tool. Nothing was changed.",
             exit_code=USAGE,
             hint="make one there: python3 hotfix.py doctor --manifest > manifest.json",
         )

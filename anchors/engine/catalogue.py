@@ -36,7 +36,7 @@ def _named(anchor_id: str) -> Anchor:
     near = difflib.get_close_matches(anchor_id, known, n=1)
     raise HotfixError(
         "unknown-anchor",
-        f"there is no anchor {anchor_id!r}.",
+        f"there is no anchor {anchor_id!r}. Nothing was changed.",
         exit_code=USAGE,
         context=tuple(known),
         hint=f"python3 hotfix.py explain {near[0]}" if near else "python3 hotfix.py list",

@@ -11,6 +11,7 @@ from pathlib import Path
 import hotfix_rig
 import pytest
 from hotfix_rig import REPO, Answer, Rig, identity
+from surroundings import check_refusal
 
 from anchors.sites import all_anchors
 
@@ -169,9 +170,12 @@ def test_list_and_explain(pristine: Rig) -> None:
         answer = pristine.run("explain", anchor.id)
         assert answer.code == 0
         assert anchor.until in " ".join(answer.out.split())
-    unknown = pristine.run("explain", "model-hok")
-    assert unknown.code == 2
-    assert "model-hook" in unknown.err, "no suggestion"
+    near = pristine.run("explain", "model-hok")
+    check_refusal(near, 2, "there is no anchor 'model-hok'")
+    assert near.err.splitlines()[-1] == "next: python3 hotfix.py explain model-hook"
+    far = pristine.run("explain", "nope")
+    check_refusal(far, 2, "there is no anchor 'nope'")
+    assert far.err.splitlines()[-1] == "next: python3 hotfix.py list"
 
 
 def test_version() -> None:

@@ -99,7 +99,10 @@ def test_a_bad_manifest_is_bad_usage(
         file.write_text(content)
     result = hotfix(*applied, "doctor", "--against", str(file))
     assert result.returncode == 2
-    assert "is no manifest" in result.stderr.splitlines()[0]
+    cause, hint = result.stderr.splitlines()
+    assert "is no manifest" in cause
+    assert cause.endswith(". Nothing was changed.")
+    assert hint.endswith("python3 hotfix.py doctor --manifest > manifest.json")
 
 
 LINE = (
@@ -150,7 +153,16 @@ def test_no_evidence_is_not_good(applied: list[str], tmp_path: Path) -> None:
     other = hotfix(*applied, "doctor", "--log", str(file))
     assert other.returncode == 1
     assert "of another plan than this tree's: 9f2c41d0" in other.stdout
-    assert hotfix(*applied, "doctor", "--log", str(tmp_path / "absent")).returncode == 2
+
+
+def test_a_log_that_is_not_there_is_bad_usage(applied: list[str], tmp_path: Path) -> None:
+    result = hotfix(*applied, "doctor", "--log", str(tmp_path / "absent"))
+    assert result.returncode == 2
+    cause, hint = result.stderr.splitlines()
+    assert f"{tmp_path / 'absent'} cannot be read" in cause
+    assert cause.endswith(". Nothing was changed.")
+    assert hint.startswith("next: vllm serve ")
+    assert hint.endswith("; then python3 hotfix.py doctor --log server.log")
 
 
 def test_tower_memory_counts_the_modules() -> None:
