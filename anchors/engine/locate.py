@@ -88,7 +88,7 @@ def decode(path: str, data: bytes) -> str:
             state="drifted",
         )
     try:
-        return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+        text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
         raise refused(
             "target-not-utf8",
@@ -97,6 +97,17 @@ def decode(path: str, data: bytes) -> str:
             hint=_REINSTALL,
             state="drifted",
         ) from error
+    before, nul, _ = text.partition("\0")
+    if nul:  # Python's own error names no line
+        line = before.count("\n") + 1
+        raise refused(
+            "target-nul",
+            f"{path} holds a NUL byte (line {line}), so this vLLM cannot work. "
+            "Nothing was changed.",
+            hint=_REINSTALL,
+            state="drifted",
+        )
+    return text
 
 
 # A run judges the same bytes before and under the lock, and its own result afterwards.

@@ -52,6 +52,16 @@ def test_bad_target_file(rig: Rig, file: str, kind: str) -> None:
     assert told.json["state"] == report.json["state"] == ("missing" if kind == "missing" else BAD)
 
 
+def test_a_nul_byte_is_named_with_its_line(rig: Rig) -> None:
+    path = rig.root / MODEL
+    stock = path.read_bytes()
+    path.write_bytes(stock + b"X = 1\0\n")
+    line = stock.count(b"\n") + 1
+    answer = rig.run("apply")
+    check_refusal(answer, 3, f"{MODEL} holds a NUL byte (line {line})")
+    assert answer.err.splitlines()[-1].startswith("next: reinstall this vLLM")
+
+
 def test_target_that_is_a_folder(rig: Rig) -> None:
     (rig.root / MTP).unlink()
     (rig.root / MTP).mkdir()
