@@ -5,7 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from anchors.engine import caches, check, fences, journal, overlay, preflight, receipt, report
+from anchors.engine import (
+    caches,
+    check,
+    fences,
+    journal,
+    native,
+    overlay,
+    preflight,
+    receipt,
+    report,
+)
 from anchors.engine.applying import existing
 from anchors.engine.digests import sha256
 from anchors.engine.effects import Effects
@@ -23,8 +33,9 @@ def revert(target: Target, options: Options, effects: Effects) -> Report:
     """Reverts; idempotent. Raises HotfixError with the exit code of the table."""
     interrupted = journal.load(target.root) is not None
     job, notes = _job(target, options)
+    verdict = _verdict(target.root)
     if options.dry_run or not (interrupted or _has_work(job)):
-        return _result(target, job, notes, changed=False)
+        return _result(target, job, notes, verdict, changed=False)
     preflight.check(job)
     with writing(target, effects) as session:
         where = _stripped(target.root, options).overlay_root
@@ -33,7 +44,7 @@ def revert(target: Target, options: Options, effects: Effects) -> Report:
         if _has_work(job):
             preflight.check(job)
             commit(job, effects)
-    return _result(target, job, (*notes, *session.notes), changed=True)
+    return _result(target, job, (*notes, *session.notes), verdict, changed=True)
 
 
 def _has_work(job: Job) -> bool:
@@ -123,13 +134,36 @@ def _overlay_root(record: receipt.Receipt | None, files: list[FileChange], optio
     return found or overlay.requested_root(options.overlay_root) or overlay.DEFAULT_ROOT
 
 
-def _result(target: Target, job: Job, notes: tuple[str, ...], *, changed: bool) -> Report:
+def _verdict(root: str) -> native.Verdict | None:
+    """Whether the vLLM has vision code besides ours, and whose; only the words depend on it."""
+    stock = {}
+    try:
+        for path in dict.fromkeys(anchor.file for anchor in all_anchors()):
+            full = os.path.join(root, path)
+            if os.path.isfile(full):
+                with open(full, "rb") as file:
+                    stock[path] = fences.split(file.read()).stock
+        return native.judge(root, stock)
+    except OSError:
+        return None  # a file that revert does not write need not be readable
+
+
+def _result(
+    target: Target,
+    job: Job,
+    notes: tuple[str, ...],
+    verdict: native.Verdict | None,
+    *,
+    changed: bool,
+) -> Report:
     result = report.blank()
     pending = _has_work(job) and not changed
     inside = [change for change in job.files if change.path.startswith(target.root + os.sep)]
+    without = verdict.state if verdict else "pristine"
     result.update(
         verb="revert",
-        state="applied" if pending and inside else "pristine",
+        state="applied" if pending and inside else without,
+        detail=verdict.detail if verdict else "",
         changed=changed,
         vllm={"root": target.root, "version": target.version},
         files=[
@@ -143,6 +177,17 @@ def _result(target: Target, job: Job, notes: tuple[str, ...], *, changed: bool) 
         ],
         caches=list(job.caches) if changed else [],
         notes=list(notes),
-        summary="would be taken out" if pending else "this vLLM is as it was before the hotfix",
+        summary=_summary(without, pending=pending, changed=changed),
     )
     return result
+
+
+def _summary(without: str, *, pending: bool, changed: bool) -> str:
+    """The last line, for a vLLM that is `without` once our blocks are out."""
+    if without != "superseded":
+        return "would be taken out" if pending else "this vLLM is as it was before the hotfix"
+    if pending:
+        return "what is left of the hotfix would be taken out"
+    if changed:
+        return "what was left of the hotfix is taken out; this vLLM needs none"
+    return "nothing to take out; this vLLM needs no hotfix"

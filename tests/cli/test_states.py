@@ -147,7 +147,19 @@ def test_upgrade_to_a_vllm_that_serves_the_model(applied: Rig) -> None:
     sources.install("0.31.0", applied.site)
     assert state(applied) == "superseded"
     assert applied.run("apply").code == 0
-    assert applied.run("revert").code == 0
+    native = "serves this model natively"
+    for verb, words in (
+        (["revert", "--dry-run"], "what is left of the hotfix would be taken out"),
+        (["revert"], "what was left of the hotfix is taken out; this vLLM needs none"),
+        (["revert"], "nothing to take out; this vLLM needs no hotfix"),
+    ):
+        answer = applied.run(*verb)
+        first, second, *_, last = answer.out.splitlines()
+        assert answer.code == 0
+        assert first.endswith(": superseded")
+        assert second.endswith(native)
+        assert last == f"=====> {words}"
+    assert applied.run("--json", "revert").json["state"] == "superseded"
     assert not (applied.root / STATE).exists()
     assert not (applied.overlay / "vision_exp").exists()
     assert contents(applied.root / "models") == contents(sources.stock("0.31.0") / "vllm/models")
@@ -230,6 +242,23 @@ def test_foreign(rig: Rig, kind: str) -> None:
         target.write(text)
     assert state(rig) == "foreign"
     check_refused(rig, Path(file).name)
+
+
+def test_revert_of_a_fork_does_not_call_it_pristine(rig: Rig) -> None:
+    file, text = FOREIGN["vision fields of a fork"]
+    with (rig.root / file).open("a") as target:
+        target.write(text)
+    answer = rig.run("--json", "revert")
+    assert (answer.code, answer.json["state"]) == (0, state(rig))
+
+
+def test_words_about_native_code_do_not_stop_revert(applied: Rig) -> None:
+    registry = applied.root / "model_executor/models/registry.py"
+    registry.unlink()
+    registry.mkdir()  # cannot be read as a file, by root neither
+    answer = applied.run("revert")
+    assert answer.code == 0, answer.err
+    assert not (applied.root / STATE).exists()
 
 
 def test_foreign_tower_beside_the_model(rig: Rig) -> None:
