@@ -18,7 +18,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu import checks_reference
-from gpu.rig import Answer, Engine, Report, Row, load_answers, save_answers
+from gpu.rig import (
+    Answer,
+    Engine,
+    Report,
+    Row,
+    as_repeated,
+    load_answers,
+    noise_of,
+    save_answers,
+)
 
 #: Numbers of drafted tokens in the order in which they are tried: multiples of the three draft
 #: layers, and from 0.26 on no fewer than the checkpoint's block of five.
@@ -54,29 +63,14 @@ def compare(plain_path: str, draft_path: str, report_path: str) -> int:
     repeats: dict[str, list[Answer]] = {}
     for key, answer in load_answers(Path(plain_path)).items():
         repeats.setdefault(key.partition("#")[0], []).append(answer)
-    # One noise for all: it is a property of the model, and few repeats underrate it.
-    noise = max(one.movement(two) for group in repeats.values() for one in group for two in group)
+    noise = noise_of(repeats.values())
     for name, answer in load_answers(Path(draft_path)).items():
         group = repeats[name]
         report.run(
             f"DSpark, {name}: greedy tokens as without",
-            lambda answer=answer, group=group: judge(answer, group, noise),
+            lambda answer=answer, group=group: as_repeated(answer, group, noise),
         )
     return 0
-
-
-def judge(answer: Answer, repeats: list[Answer], noise: float) -> tuple[bool, str]:
-    known = {tuple(each.tokens) for each in repeats}
-    compared = (
-        f"{len(repeats)} repeats without drafting gave {len(known)} different answers and moved "
-        f"by up to {noise:.3f} nats"
-    )
-    if tuple(answer.tokens) in known:
-        return True, f"tokens of one of them; {compared}"
-    # The repeat that stays the same the longest says most about where this answer parts.
-    found = [answer.explained(each, noise) for each in repeats]
-    good, words = max(found)
-    return good, f"{words}; {compared}"
 
 
 def start(folder: str) -> tuple[Engine, int]:

@@ -9,7 +9,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +20,6 @@ from PIL import Image
 
 PLACEHOLDER_ID = 129264
 BYTE_IDS = (3, 259)
-#: Greedy runs of other kernels may part where two tokens were this close, in nats.
-NEAR_TIE = 0.3
 #: Tokens of a step that count when the noise of repeats is measured, the most likely ones.
 LIKELY = 5
 
@@ -114,19 +112,6 @@ class Answer:
     def first(self) -> dict[int, float]:
         return self.choices[0]
 
-    def agrees(self, other: Answer) -> tuple[bool, str]:
-        """Whether the tokens are equal, or part where both runs nearly tied; and which it is."""
-        for index, (mine, theirs) in enumerate(zip(self.tokens, other.tokens, strict=True)):
-            if mine == theirs:
-                continue
-            rows = (self.choices[index], other.choices[index])
-            gaps = [abs(r[mine] - r[theirs]) for r in rows if mine in r and theirs in r]
-            words = f"token {index} is {mine} or {theirs}"
-            if not gaps:
-                return False, f"{words}, not among each other's alternatives"
-            return max(gaps) <= NEAR_TIE, f"{words}, {max(gaps):.3f} nats apart"
-        return True, "equal tokens"
-
     def movement(self, other: Answer) -> float:
         """Largest change, in nats, of the difference between two likely tokens, same prefix before.
 
@@ -162,6 +147,31 @@ class Answer:
         if not shared:
             return float("inf")
         return max(abs(self.first[token] - other.first[token]) for token in shared)
+
+
+def as_repeated(answer: Answer, repeats: list[Answer], noise: float) -> tuple[bool, str]:
+    """Whether an answer's tokens are those of a repeat, or part from one by no more than noise.
+
+    ``noise``: the largest ``movement`` among repeats, in nats.
+    """
+    known = {tuple(each.tokens) for each in repeats}
+    compared = (
+        f"{len(repeats)} repeats gave {len(known)} different answers and moved by up to "
+        f"{noise:.3f} nats"
+    )
+    if tuple(answer.tokens) in known:
+        return True, f"tokens of one of them; {compared}"
+    # The repeat that stays the same the longest says most about where this answer parts.
+    good, words = max(answer.explained(each, noise) for each in repeats)
+    return good, f"{words}; {compared}"
+
+
+def noise_of(groups: Iterable[list[Answer]]) -> float:
+    """Largest movement between repeats of one request, in nats.
+
+    One noise for all requests: it is a property of the model, and few repeats underrate it.
+    """
+    return max(one.movement(two) for group in groups for one in group for two in group)
 
 
 class Engine:
