@@ -13,7 +13,8 @@
 #   patch     patch again, after a change of the overlay (part of setup)
 #   warm      compile kernels in parallel
 #   first     text bits on stock and patched trees, hidden states against float32, stock's failure
-#   second    caches, chunks, company, preemption; visibility; memory; DSpark; rms_norm_eps
+#   second    caches, chunks, company, preemption; visibility; where repeats part; memory; DSpark;
+#             rms_norm_eps
 #   kernels   the overlay's kernels alone: routing, SM100's second attention pass
 #   server    vllm serve, the openai client, the validator
 #   figures   tower and serving times, nothing else running
@@ -170,10 +171,15 @@ visibility_job() {
         "$rows/visibility.json"
 }
 
+noise_job() {
+    job noise "$1" "$patched" python3 "$here/checks_noise.py" "$vision" "$rows/noise.json"
+}
+
 second() {
     job reuse 580 "$patched" python3 "$here/checks_reuse.py" "$vision" "$rows/reuse.json" \
         "$WORK/eager.json"
     visibility_job 500
+    noise_job 500
     job memory 500 "$patched" python3 "$here/checks_memory.py" "$vision" "$rows/memory.json"
     draft_jobs 500
     job eps-forced 500 "$patched" python3 "$here/checks_eps.py" dump "$vision" "$WORK/forced.pt"
@@ -267,8 +273,8 @@ figures() {
 
 table() {
     results
-    python3 "$here/table.py" "$rows" stock_fails text reference reuse visibility memory eps draft \
-        sm100 server serving
+    python3 "$here/table.py" "$rows" stock_fails text reference reuse visibility noise memory eps \
+        draft sm100 server serving
 }
 
 # Without the driver's own cache: large, and quick to make again.
