@@ -11,18 +11,20 @@ lets them take turns for S seconds. PYTHONPATH has the patched tree first and th
 
 `images` measures only the last two of these, on one engine.
 
-Judged: a prefill and a decode step of text, patched over stock; an image prefill, visible over
-causal; the first token of an image request less that of as much text, beside the tower's time.
+Judged: a prefill and a decode step of text, patched over stock, and that no function of vision_exp
+runs in a decode step of a text checkpoint; an image prefill, visible over causal; the first token
+of an image request less that of as much text, beside the tower's time.
 """
 
 from __future__ import annotations
 
+import cProfile
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,12 +38,12 @@ from visibility import IMAGE_LIMIT, image_turn, prefill, text_prompt
 #: Requests of a decode step, tokens of each, and prefills of one turn.
 BATCH, TOKENS, PREFILLS = 8, 34, 6
 #: Text engines per tree; all fit on one card, and only one works at a time.
-ENGINES = 3
+ENGINES = 4
 #: Turns before those that count: kernels compile and caches fill.
 WARM = 2
-START_SECONDS, SECONDS = 200, 150
+START_SECONDS, SECONDS = 240, 150
 #: Of the measured time, for patched over stock; the rest is for the vision checkpoint.
-TEXT_SHARE = 0.6
+TEXT_SHARE = 0.75
 #: Text before and after the picture, and the tokens of its block at that position.
 BEFORE, BLOCK, AFTER = 60, 369, 40
 OVER_STOCK_LIMIT = 1.01
@@ -57,7 +59,10 @@ def work(kind: str, model: str, replies: str) -> int:
     engine = Engine(
         model, enforce_eager=False, compilation_config=settings, enable_prefix_caching=False
     )
-    found: dict[str, Callable[[], Any]] = {"text": partial(text_turn, engine)}
+    found: dict[str, Callable[[], Any]] = {
+        "text": partial(text_turn, engine),
+        "own": partial(own_share, engine),
+    }
     if kind == "image":
         seeds = iter(range(900, 10**6))
         found["first"] = lambda: first_token(engine, next(seeds))
@@ -65,30 +70,52 @@ def work(kind: str, model: str, replies: str) -> int:
     return turns.serve(found, int(replies))
 
 
-def text_turn(engine: Engine) -> dict[str, float]:
-    """Medians, in milliseconds: a prefill of one text, a decode step of ``BATCH`` texts."""
+def text_turn(engine: Engine) -> dict[str, list[float]]:
+    """Milliseconds: prefills of one text, decode steps of ``BATCH`` texts."""
     ask = text_prompt()
+    decode = []
+    prefills = [prefill(engine, ask) for _ in range(PREFILLS)]
+    for step in decode_steps(engine):
+        started = time.perf_counter()
+        step()
+        decode.append((time.perf_counter() - started) * 1e3)
+    return {"prefill": prefills, "decode": decode}
+
+
+def own_share(engine: Engine) -> dict[str, float]:
+    """Of one decode step of ``BATCH`` texts: calls into vision_exp, and microseconds in its code.
+
+    Without the functions of others that it calls; the profiler makes every call slower.
+    """
+    profile = cProfile.Profile()
+    steps = 0
+    for step in decode_steps(engine):
+        profile.enable()
+        step()
+        profile.disable()
+        steps += 1
+    own = [
+        entry
+        for entry in profile.getstats()
+        if not isinstance(entry.code, str) and "/vision_exp/" in entry.code.co_filename
+    ]
     return {
-        "prefill": statistics.median(prefill(engine, ask) for _ in range(PREFILLS)),
-        "decode": statistics.median(decode_steps(engine)),
+        "calls": sum(entry.callcount for entry in own) / steps,
+        "microseconds": sum(entry.inlinetime for entry in own) / steps * 1e6,
     }
 
 
-def decode_steps(engine: Engine) -> list[float]:
-    """Milliseconds of each decode step with ``BATCH`` text requests running."""
+def decode_steps(engine: Engine) -> Iterator[Callable[[], Any]]:
+    """What runs one step, as long as ``BATCH`` text requests are being decoded."""
     inner = engine.llm.llm_engine
     for index in range(BATCH):
         inner.add_request(str(index), Ask(text_ids(60, 500 + index)).prompt(), greedy(TOKENS))
     for _ in range(4):
         inner.step()
-    times = []
     while len(engine.scheduler.running) == BATCH:
-        started = time.perf_counter()
-        inner.step()
-        times.append((time.perf_counter() - started) * 1e3)
+        yield inner.step
     while inner.has_unfinished_requests():
         inner.step()
-    return times
 
 
 def first_token(engine: Engine, seed: int) -> dict[str, Any]:
@@ -166,7 +193,7 @@ def measure(
     seconds: str = str(SECONDS),
 ) -> int:
     workers: dict[str, turns.Worker] = {}
-    found: Found = {"text": {}, "vision": [], "visible": [], "first": []}
+    found: Found = {"text": {}, "own": {}, "vision": [], "visible": [], "first": []}
     plan = {
         f"{name} {index}": (tree, "text", text)
         for index in range(1, ENGINES + 1)
@@ -182,10 +209,10 @@ def measure(
         for worker in workers.values():
             worker.read(until - time.monotonic())
         print(f"{len(workers)} engines are up", flush=True)
-        own = workers.pop("vision")
-        alternate(workers, found, float(seconds) * TEXT_SHARE, Path(out))
-        images(own, found, float(seconds) * (1 - TEXT_SHARE), Path(out))
-        workers["vision"] = own
+        found["own"] = {name: workers[name].turn("own") for name in ("patched 1", "vision")}
+        texts = {label: worker for label, worker in workers.items() if label != "vision"}
+        alternate(texts, found, float(seconds) * TEXT_SHARE, Path(out))
+        images(workers["vision"], found, float(seconds) * (1 - TEXT_SHARE), Path(out))
     except turns.WorkerLost as error:
         print(f"cut short: {error}", flush=True)
     finally:
@@ -252,6 +279,7 @@ def judge(out: str, report_path: str) -> int:
     found = json.loads(Path(out).read_text()) if Path(out).exists() else {}
     for kind, name in (("prefill", "text prefill"), ("decode", "decode step")):
         report.run(f"{name}, patched over stock", lambda k=kind: over_stock(found, k))
+    report.run("decode step, functions of vision_exp", lambda: own_functions(found))
     return judge_images(report, found)
 
 
@@ -265,18 +293,35 @@ def judge_images(report: Report, found: Found) -> int:
 def over_stock(found: Found, kind: str) -> tuple[bool | None, str]:
     if not found.get("text"):
         return False, "nothing was measured"
-    series = {label: [turn[kind] for turn in rows] for label, rows in found["text"].items()}
+    series = {label: together(rows, kind) for label, rows in found["text"].items()}
     stock = {label: times for label, times in series.items() if label.startswith("stock")}
     patched = {label: times for label, times in series.items() if label not in stock}
     result = turns.compare(stock, patched)
-    middle = ", ".join(f"{label} {statistics.median(t):.3f} ms" for label, t in series.items())
-    words = f"{result.words()}; {middle}; {min(map(len, series.values()))} rounds"
+    middle = ", ".join(f"{label} {statistics.median(t):.3f}" for label, t in series.items())
+    words = f"{result.words()}; medians, ms: {middle}; {min(map(len, series.values()))} times each"
     if found["vision"]:
-        words += f"; vision checkpoint {statistics.median(t[kind] for t in found['vision']):.3f} ms"
+        fast = turns.fastest_tenth(together(found["vision"], kind))
+        words += f"; vision checkpoint, fastest tenth {fast:.3f}"
     good = result.within(OVER_STOCK_LIMIT)
     if good is None:
         words += "; not decided, processes of one tree differ by more than the limit allows to see"
     return good, words
+
+
+def together(rows: list[dict[str, list[float]]], kind: str) -> list[float]:
+    return [time for turn in rows for time in turn[kind]]
+
+
+def own_functions(found: Found) -> tuple[bool, str]:
+    """What a text checkpoint must not have; a vision checkpoint's is reported beside it."""
+    own = found.get("own")
+    if not own:
+        return False, "nothing was measured"
+    words = "; ".join(
+        f"{kind} checkpoint {own[label]['calls']:.1f} calls, {own[label]['microseconds']:.0f} us"
+        for kind, label in (("text", "patched 1"), ("vision", "vision"))
+    )
+    return own["patched 1"]["calls"] == 0, f"{words}, of text alone, under the profiler"
 
 
 def over_causal(found: Found) -> tuple[bool, str]:

@@ -42,6 +42,7 @@ logs=$WORK/logs
 mkdir -p "$WORK" "$rows" "$logs" "$OUT"
 site=$WORK/site stock=$WORK/stock patched=$WORK/patched home=$WORK/home
 vision=${CHECKPOINTS:-$WORK}/vision text=${CHECKPOINTS:-$WORK}/text
+# SERVING_SECONDS: how long the serving times are taken, without the start of the engines.
 # Seconds after the start at which the last job is stopped.
 DEADLINE=${DEADLINE:-3600}
 
@@ -249,8 +250,8 @@ results() {
 
 # Text engines of both trees by turns, and one of the vision checkpoint.
 serving() {
-    job serving 370 "$patched" python3 "$repo/bench/gpu_serving.py" measure "$OUT/serving.json" \
-        "$rows/serving.json" "$logs" "$stock" "$text" "$patched" "$vision"
+    job serving 400 "$patched" python3 "$repo/bench/gpu_serving.py" measure "$OUT/serving.json" \
+        "$rows/serving.json" "$logs" "$stock" "$text" "$patched" "$vision" "${SERVING_SECONDS:-150}"
     wait
 }
 

@@ -63,9 +63,9 @@ def test_a_silent_worker_is_lost(tmp_path: Path) -> None:
 
 
 def series(tree: str, *values: float) -> dict[str, list[float]]:
-    """Processes that share the machine's drift."""
+    """Processes whose neighbours slow most of their times, each process's others."""
     return {
-        f"{tree} {index}": [value * drift for drift in (1, 2, 1.5, 1.2)]
+        f"{tree} {index}": [value] * 4 + [value * (1.4 + index / 10)] * 9
         for index, value in enumerate(values)
     }
 
