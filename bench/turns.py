@@ -3,9 +3,8 @@
 A ratio of two processes that ran one after the other also has the machine's drift in it; decode
 steps of the same tree differed by 1.4 times that way. The parent asks one process after the other
 for a turn; a process works only while it is asked. Neighbours on the machine only ever add time,
-and half of all turns had some: so the fastest tenth of a process's times counts, and every turn
-runs on the core that is fastest then. Every tree gets several processes: what those of one tree
-differ by is the noise.
+and half of all turns had some: so the fastest tenth of a process's times counts. Every tree gets
+several processes: what those of one tree differ by is the noise.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import select
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +24,6 @@ from typing import IO, Any
 
 #: A first turn compiles kernels.
 TURN_SECONDS = 120
-#: Additions that tell how fast a core is: some 0.3 ms.
-SPIN = 20_000
 
 
 class WorkerLost(RuntimeError):
@@ -92,31 +88,20 @@ def start(label: str, command: Sequence[str], env: Mapping[str, str], log: Path)
 
 def serve(turns: Mapping[str, Callable[[], Any]], replies: int) -> int:
     """In a worker: says that it is ready, then answers commands until its input ends."""
-    cores = sorted(os.sched_getaffinity(0))
+    # One set of cores for all processes: which core a process got decides a host-bound step. Not a
+    # single core: threads that start later stay on it too, and a prefill took twice as long.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:4])
     with os.fdopen(replies, "w") as sink:
         answer(sink, "ready")
         for line in sys.stdin:
             gc.collect()
             gc.disable()
-            settle(cores)
             try:
                 result = turns[line.strip()]()
             finally:
                 gc.enable()
             answer(sink, result)
     return 0
-
-
-def settle(cores: Sequence[int]) -> None:
-    """Moves this thread to the core that is fastest now, which a host-bound step depends on."""
-
-    def spin(core: int) -> float:
-        os.sched_setaffinity(0, {core})
-        started = time.perf_counter()
-        sum(range(SPIN))
-        return time.perf_counter() - started
-
-    os.sched_setaffinity(0, {min(cores, key=lambda core: min(spin(core), spin(core)))})
 
 
 def answer(sink: IO[str], result: Any) -> None:
