@@ -1,6 +1,6 @@
 """Tower and aligner on a GPU: milliseconds beside the arithmetic floor and the native tower.
 
-    python bench/gpu_tower.py [--native vision.py] [--json FILE]
+    python bench/gpu_tower.py [--native vision.py] [--json FILE] [--report ROWS.json]
 
 The floor is the number of operations over the card's rate for a large BF16 matrix product, measured
 in the same run on random data. ``--native`` is the file `models/deepseek_v4/common/vision.py` of a
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import released_config
+from gpu.rig import Report
 
 from vision_exp import tower_attention, tower_fused, tower_swiglu
 from vision_exp.config import VisionConfig
@@ -50,6 +51,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--native", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--report", type=Path, help="rows as the checks of tests/gpu write them")
     args = parser.parse_args()
     torch.manual_seed(0)
     rate = matrix_rate()
@@ -63,9 +65,16 @@ def main() -> int:
             why = f"{type(error).__name__}: {error}"
     if native is None:
         print(f"native tower: not run, {why}")
-    start_up(tower)
+    started = start_up(tower)
     rows = [measure(name, rate, tower, aligner, native) for name in CASES]
     print_table(rows)
+    if args.native and native is None:
+        rows.append({"case": "native", "ok": False, "why": why})
+    if args.report:
+        report = Report(args.report)
+        report.add("tower, start-up", None, started)
+        for row in rows:
+            report.add(f"tower and aligner, {row['case']}", row["ok"], words(row))
     if args.json:
         args.json.write_text(json.dumps({"rate": rate, "rows": rows}, indent=1))
     return 0 if all(row["ok"] for row in rows) else 1
@@ -233,7 +242,7 @@ def launched(tower: Any, attend: tower_attention.Attend) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def start_up(tower: Any) -> None:
+def start_up(tower: Any) -> str:
     """The first call: compiles the kernels and captures the graphs."""
     held, begun = torch.cuda.memory_reserved(), time.perf_counter()
     patches = torch.rand(28 * 28, 3, 14, 14, device="cuda").bfloat16()
@@ -241,7 +250,9 @@ def start_up(tower: Any) -> None:
     torch.cuda.synchronize()
     seconds, kept = time.perf_counter() - begun, torch.cuda.memory_reserved() - held
     count = len(tower._graphs.buckets) if tower._graphs else 0
-    print(f"first call {seconds:.1f} s, {count} graphs, {kept / 2**20:.0f} MiB reserved")
+    found = f"first call {seconds:.1f} s, {count} graphs, {kept / 2**20:.0f} MiB reserved"
+    print(found)
+    return found
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -272,6 +283,18 @@ def load_native(path: Path, tower: Any, aligner: Any) -> Any:
     for mine, other in ((tower, theirs.tower), (aligner, theirs.aligner)):
         other.load_state_dict(mine.state_dict(), strict=True)
     return theirs
+
+
+def words(row: dict[str, Any]) -> str:
+    if "why" in row:
+        return f"not run, {row['why']}"
+    limit = f", at most {row['limit']}" if row["limit"] else ""
+    native = f"native {row['native']:.1f} ms, " if "native" in row else "native not run, "
+    return (
+        f"{row['ours']:.2f} ms, {row['ratio']:.2f} times the floor of {row['floor']:.2f}{limit}; "
+        f"{native}plain PyTorch {row['plain']:.1f}; error {row['error']:.4f}, plain PyTorch "
+        f"{row['plain error']:.4f}"
+    )
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

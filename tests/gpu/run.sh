@@ -8,6 +8,8 @@
 # vision, for the comparison of towers.
 # Another release on the same machine: another PIECES, WORK, OUT and CHECKS_PORT, and CHECKPOINTS=
 # the first one's WORK, which has the checkpoints.
+# Exit code 1 if a job of any stage failed, was cut off or not run; each leaves rows/JOB.failed until
+# it is run again, and the table lists those too.
 # Stages, in this order, or `all`:
 #   setup     unpack, patch a hard-link copy with hotfix.py, write the checkpoints
 #   patch     patch again, after a change of the overlay (part of setup)
@@ -65,20 +67,46 @@ in_tree() {
         VLLM_CACHE_ROOT=$home/vllm-$(basename "$tree") "$@"
 }
 
-# job NAME SECONDS TREE COMMAND...: in the background, log kept, its end reported.
+# job NAME SECONDS TREE COMMAND...: in the background, log kept, its end reported. Reports that the
+# command names are removed first: an earlier run's rows would pass for its own.
 job() {
     local name=$1 limit=$2 tree=$3
     shift 3
+    fresh "$name" "$@"
     [ $((DEADLINE - SECONDS)) -ge "$limit" ] || limit=$((DEADLINE - SECONDS))
-    [ "$limit" -gt 5 ] || { echo "[$name] not run, no time left" && return; }
+    [ "$limit" -gt 5 ] || { failed "$name" "not run, no time left" && return; }
     (
         begun=$SECONDS
         in_tree "$tree" timeout -k 5 "$limit" "$@" >"$logs/$name.log" 2>&1
         code=$?
         echo "[$name] exit $code after $((SECONDS - begun)) s"
         grep -h '^\[check\]' "$logs/$name.log"
-        [ "$code" = 0 ] || tail -n 25 "$logs/$name.log"
+        [ "$code" = 0 ] || { tail -n 25 "$logs/$name.log" && failed "$name" "exit $code"; }
     ) &
+}
+
+# judge NAME TREE COMMAND...: at once, in sight; for what compares the results of jobs.
+judge() {
+    local name=$1 tree=$2 code
+    shift 2
+    rm -f "$rows/$name.failed"
+    in_tree "$tree" "$@"
+    code=$?
+    [ "$code" = 0 ] || failed "$name" "exit $code"
+}
+
+# fresh NAME WORD...: what an earlier run of this job left is gone.
+fresh() {
+    local word
+    rm -f "$rows/$1.failed"
+    for word in "${@:2}"; do
+        case $word in "$rows"/*.json) rm -f "$word" ;; esac
+    done
+}
+
+failed() {
+    echo "[$1] FAILED: $2"
+    echo "$2" >"$rows/$1.failed"
 }
 
 setup() {
@@ -142,6 +170,7 @@ stock_fails() {
 # text_dumps SECONDS: five engines, three of them stock vLLM, to learn what it repeats itself.
 text_dumps() {
     local name
+    rm -f "$rows/text.json" "$WORK"/{stock,again,third,patched,vision}.pt
     for name in stock again third; do
         job "text-$name" "$1" "$stock" python3 "$here/dump_text.py" "$text" "$WORK/$name.pt"
     done
@@ -150,12 +179,13 @@ text_dumps() {
 }
 
 text_compare() {
-    in_tree "$stock" python3 "$here/compare_text.py" "$rows/text.json" "$WORK/patched.pt" \
+    judge compare-text "$stock" python3 "$here/compare_text.py" "$rows/text.json" "$WORK/patched.pt" \
         "$WORK/vision.pt" "$WORK"/{stock,again,third}.pt
 }
 
 # draft_jobs SECONDS: with drafting and without; draft_compare judges.
 draft_jobs() {
+    rm -f "$WORK"/draft{,-plain}.json
     job draft-plain "$1" "$patched" python3 "$here/checks_draft.py" plain "$vision" \
         "$WORK/draft-plain.json"
     job draft "$1" "$patched" python3 "$here/checks_draft.py" draft "$vision" \
@@ -163,7 +193,7 @@ draft_jobs() {
 }
 
 draft_compare() {
-    in_tree "$patched" python3 "$here/checks_draft.py" compare "$WORK/draft-plain.json" \
+    judge compare-draft "$patched" python3 "$here/checks_draft.py" compare "$WORK/draft-plain.json" \
         "$WORK/draft.json" "$rows/draft.json"
 }
 
@@ -177,6 +207,7 @@ noise_job() {
 }
 
 second() {
+    rm -f "$rows/eps.json" "$WORK"/{forced,kept}.pt
     job reuse 580 "$patched" python3 "$here/checks_reuse.py" "$vision" "$rows/reuse.json" \
         "$WORK/eager.json"
     visibility_job 500
@@ -188,7 +219,7 @@ second() {
         python3 "$here/checks_eps.py" dump "$vision" "$WORK/kept.pt"
     wait
     draft_compare
-    in_tree "$patched" python3 "$here/checks_eps.py" compare "$rows/eps.json" \
+    judge compare-eps "$patched" python3 "$here/checks_eps.py" compare "$rows/eps.json" \
         "$WORK/forced.pt" "$WORK/kept.pt"
 }
 
@@ -229,7 +260,7 @@ release() {
     wait
     draft_compare
     results
-    python3 "$here/table.py" "$rows" stock_fails text reference visibility server draft
+    rows_of stock_fails text reference visibility server draft
 }
 
 # What a change of the tower or of a picture's preparation can touch.
@@ -241,7 +272,7 @@ pictures() {
     tower
     images
     results
-    python3 "$here/table.py" "$rows" reference server images
+    rows_of reference server tower images
 }
 
 results() {
@@ -263,8 +294,10 @@ images() {
 }
 
 tower() {
-    in_tree "$patched" timeout 200 python3 "$repo/bench/gpu_tower.py" \
-        --native "$PIECES/vision.py" --json "$OUT/tower.json"
+    job tower 200 "$patched" python3 "$repo/bench/gpu_tower.py" \
+        --native "$PIECES/vision.py" --json "$OUT/tower.json" --report "$rows/tower.json"
+    wait
+    grep -v '^\[check\]\|^INFO' "$logs/tower.log"
 }
 
 figures() {
@@ -274,8 +307,14 @@ figures() {
 
 table() {
     results
-    python3 "$here/table.py" "$rows" stock_fails text reference reuse visibility noise memory eps \
-        draft sm100 server serving
+    rows_of stock_fails text reference reuse visibility noise memory eps draft sm100 server tower \
+        serving
+}
+
+# rows_of REPORT...: the table; a failed row or a missing report fails the run.
+rows_of() {
+    rm -f "$rows/table.failed"
+    python3 "$here/table.py" "$rows" "$@" || failed table "rows failed or missing"
 }
 
 # Without the driver's own cache: large, and quick to make again.
@@ -289,16 +328,24 @@ source "$here/stages_two.sh"
 
 stages=("$@")
 [ "${1:-}" != all ] || stages=(setup warm first second kernels server figures cache table)
+known=" setup patch warm first second kernels server figures table cache release serving tower images "
+known+="pictures two differ session "
+[ $# -gt 0 ] || { echo "no stage named: all, or some of:$known" >&2 && exit 2; }
+for stage in "${stages[@]}"; do
+    [[ $known == *" $stage "* ]] || { echo "unknown stage $stage, not one of:$known" >&2 && exit 2; }
+done
 code=0
 for stage in "${stages[@]}"; do
-    case $stage in
-    setup | patch | warm | first | second | kernels | server | figures | table | cache) ;;
-    release | serving | tower | images | pictures | two | differ | session) ;;
-    *) echo "unknown stage $stage" >&2 && exit 2 ;;
-    esac
     begun=$SECONDS
     "$stage"
-    code=$?
-    echo "== $stage: exit $code, $((SECONDS - begun)) s"
+    ended=$?
+    [ "$ended" = 0 ] || code=1
+    echo "== $stage: exit $ended, $((SECONDS - begun)) s"
+done
+for word in "$rows"/*.failed; do
+    [ -e "$word" ] || continue
+    code=1
+    word=${word##*/}
+    echo "== failed: ${word%.failed} ($(cat "$rows/$word"))"
 done
 exit $code

@@ -6,6 +6,7 @@
 # two_jobs SECONDS MODE...: the same requests on one GPU, or on both in the given ways.
 two_jobs() {
     local limit=$1 mode
+    rm -f "$rows/two.json"
     shift
     for mode in "$@"; do
         job "two-$mode" "$limit" "$patched" python3 "$here/checks_two.py" run "$mode" "$vision" \
@@ -43,11 +44,11 @@ two_differ() {
 differ() {
     two_differ 200
     wait
-    python3 "$here/table.py" "$rows" two_differ
+    rows_of two_differ
 }
 
 two_compare() {
-    in_tree "$patched" python3 "$here/checks_two.py" compare "$rows/two.json" "$WORK" "$logs"
+    judge compare-two "$patched" python3 "$here/checks_two.py" compare "$rows/two.json" "$WORK" "$logs"
 }
 
 two() {
@@ -57,7 +58,7 @@ two() {
     two_differ 140
     wait
     two_compare
-    python3 "$here/table.py" "$rows" two two_soak two_differ
+    rows_of two two_soak two_differ
 }
 
 # What two GPUs are needed or wanted for, the most valuable first. Times are measured last, with
@@ -103,6 +104,5 @@ session() {
         serving
     )
     results
-    python3 "$here/table.py" "$rows" two two_soak two_differ draft visibility server text \
-        reference memory serving
+    rows_of two two_soak two_differ draft visibility server text reference memory serving
 }

@@ -1,6 +1,9 @@
-"""Prints the rows of all reports as one table; exit 1 if a row failed or a report is missing.
+"""Prints the rows of all reports as one table.
 
-table.py FOLDER NAME...
+    table.py FOLDER NAME...
+
+Exit 1 if a row failed, a report is missing, or a job did not end well: FOLDER/JOB.failed says why.
+A job that dies after its first rows leaves a report that looks whole.
 """
 
 from __future__ import annotations
@@ -13,6 +16,10 @@ from pathlib import Path
 def main(folder: str, *names: str) -> int:
     failed = 0
     counts = {"ok": 0, "FAIL": 0, "info": 0, "NOT RUN": 0}
+    for path in sorted(Path(folder).glob("*.failed")):
+        counts["FAIL"] += 1
+        failed += 1
+        print(f"FAIL     job {path.stem}: {path.read_text().strip()}")
     for name in names:
         path = Path(folder) / f"{name}.json"
         if not path.exists():
