@@ -11,9 +11,9 @@ lets them take turns for S seconds. PYTHONPATH has the patched tree first and th
 
 `images` measures only the last two of these, on one engine.
 
-Judged: a prefill and a decode step of text, patched over stock, and that no function of vision_exp
-runs in a decode step of a text checkpoint; an image prefill, visible over causal; the first token
-of an image request less that of as much text, beside the tower's time.
+Judged: a prefill and a decode step of text, patched over stock, and that a text checkpoint's decode
+step calls as many functions as stock's, none of vision_exp; an image prefill, visible over causal;
+the first token of an image request less that of as much text, beside the tower's time.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def text_turn(engine: Engine) -> dict[str, list[float]]:
 
 
 def own_share(engine: Engine) -> dict[str, float]:
-    """Of one decode step of ``BATCH`` texts: calls into vision_exp, and microseconds in its code.
+    """Of one decode step of ``BATCH`` texts: all calls, those into vision_exp, and their time in us.
 
     Without the functions of others that it calls; the profiler makes every call slower.
     """
@@ -94,12 +94,14 @@ def own_share(engine: Engine) -> dict[str, float]:
         step()
         profile.disable()
         steps += 1
+    every = profile.getstats()
     own = [
         entry
-        for entry in profile.getstats()
+        for entry in every
         if not isinstance(entry.code, str) and "/vision_exp/" in entry.code.co_filename
     ]
     return {
+        "all": sum(entry.callcount for entry in every) / steps,
         "calls": sum(entry.callcount for entry in own) / steps,
         "microseconds": sum(entry.inlinetime for entry in own) / steps * 1e6,
     }
@@ -209,7 +211,9 @@ def measure(
         for worker in workers.values():
             worker.read(until - time.monotonic())
         print(f"{len(workers)} engines are up", flush=True)
-        found["own"] = {name: workers[name].turn("own") for name in ("patched 1", "vision")}
+        # Twice: a first turn compiles kernels.
+        for name in ("stock 1", "patched 1", "vision") * 2:
+            found["own"][name] = workers[name].turn("own")
         texts = {label: worker for label, worker in workers.items() if label != "vision"}
         alternate(texts, found, float(seconds) * TEXT_SHARE, Path(out))
         images(workers["vision"], found, float(seconds) * (1 - TEXT_SHARE), Path(out))
@@ -279,7 +283,7 @@ def judge(out: str, report_path: str) -> int:
     found = json.loads(Path(out).read_text()) if Path(out).exists() else {}
     for kind, name in (("prefill", "text prefill"), ("decode", "decode step")):
         report.run(f"{name}, patched over stock", lambda k=kind: over_stock(found, k))
-    report.run("decode step, functions of vision_exp", lambda: own_functions(found))
+    report.run("decode step, functions called", lambda: functions(found))
     return judge_images(report, found)
 
 
@@ -312,16 +316,19 @@ def together(rows: list[dict[str, list[float]]], kind: str) -> list[float]:
     return [time for turn in rows for time in turn[kind]]
 
 
-def own_functions(found: Found) -> tuple[bool, str]:
-    """What a text checkpoint must not have; a vision checkpoint's is reported beside it."""
+def functions(found: Found) -> tuple[bool, str]:
+    """A text checkpoint's decode step calls what stock's does, and nothing of vision_exp."""
     own = found.get("own")
     if not own:
         return False, "nothing was measured"
-    words = "; ".join(
-        f"{kind} checkpoint {own[label]['calls']:.1f} calls, {own[label]['microseconds']:.0f} us"
-        for kind, label in (("text", "patched 1"), ("vision", "vision"))
+    stock, patched, vision = (own[label] for label in ("stock 1", "patched 1", "vision"))
+    words = (
+        f"text checkpoint {patched['all']:.1f} calls where stock has {stock['all']:.1f}, "
+        f"{patched['calls']:.1f} of them into vision_exp; of text on the vision checkpoint "
+        f"{vision['calls']:.1f}, {vision['microseconds']:.0f} us in them under the profiler"
     )
-    return own["patched 1"]["calls"] == 0, f"{words}, of text alone, under the profiler"
+    good = patched["calls"] == 0 and patched["all"] <= OVER_STOCK_LIMIT * stock["all"]
+    return good, words
 
 
 def over_causal(found: Found) -> tuple[bool, str]:

@@ -31,6 +31,8 @@ def load(name: str) -> ModuleType:
 
 
 turns = load("turns")
+sys.path.append(str(BENCH))
+serving = load("gpu_serving")
 
 
 def test_a_worker_answers_turns_and_its_end_is_noticed(tmp_path: Path) -> None:
@@ -87,3 +89,17 @@ def test_noise_of_one_tree_decides_what_a_ratio_says(
     expected = (patched[0] * patched[1] / stock[0] / stock[1]) ** 0.5
     assert found.ratio == pytest.approx(expected)
     assert found.within(1.01) is decided, found.words()
+
+
+def test_a_text_step_may_call_what_stock_calls_and_nothing_of_ours() -> None:
+    def own(every: float, calls: float) -> dict[str, float]:
+        return {"all": every, "calls": calls, "microseconds": calls * 7}
+
+    def judged(patched: dict[str, float]) -> bool:
+        found = {"own": {"stock 1": own(5000, 0), "patched 1": patched, "vision": own(6000, 42)}}
+        return serving.functions(found)[0]
+
+    assert judged(own(5000.4, 0))
+    assert not judged(own(5100, 0))
+    assert not judged(own(5000.4, 0.1))
+    assert serving.functions({})[0] is False
