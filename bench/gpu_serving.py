@@ -83,7 +83,7 @@ def text_turn(engine: Engine) -> dict[str, list[float]]:
 
 
 def own_share(engine: Engine) -> dict[str, float]:
-    """Of one decode step of ``BATCH`` texts: all calls, those into vision_exp, and their time in us.
+    """Of one decode step of ``BATCH`` texts: all calls, those into vision_exp, their microseconds.
 
     Without the functions of others that it calls; the profiler makes every call slower.
     """
