@@ -18,16 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu import checks_reference
-from gpu.rig import (
-    Answer,
-    Engine,
-    Report,
-    Row,
-    as_repeated,
-    load_answers,
-    noise_of,
-    save_answers,
-)
+from gpu.answers import Answer, as_repeated, load_answers, noise_of, save_answers
+from gpu.rig import Engine, Report, Row
 
 #: Numbers of drafted tokens in the order in which they are tried: multiples of the three draft
 #: layers, and from 0.26 on no fewer than the checkpoint's block of five.

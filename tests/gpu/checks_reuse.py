@@ -2,215 +2,242 @@
 
     checks_reuse.py MODEL REPORT.json EAGER.json
 
-With CUDA graphs on. Every image case has a text twin of the same length: what the twin's first
-token moves by under the same treatment is the model's own noise, and an image answer may move by
-little more even where its greedy tokens part.
+With CUDA graphs on. Every image prompt has a text twin of the same length, whose repeats and
+treated runs tell what the model itself moves by; the criterion is in judging.py. Each row also
+judges that what it names took place: the encoder's runs, the cached tokens, the steps.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu import checks_reference
-from gpu.rig import (
-    SQUARE,
-    WIDE,
-    Answer,
-    Ask,
-    Engine,
-    Report,
-    as_repeated,
-    load_answers,
-    noise_of,
-    picture,
-    text_ids,
-    with_images,
-)
+from gpu.answers import Answer, load_answers, noise_of
+from gpu.judging import Needs, Run, Runs, both, encodes, hits, nearness, restarted, same_answers
+from gpu.judging import unsplit as unsplit_by
+from gpu.rig import SQUARE, WIDE, Ask, Engine, Report, picture, text_ids, with_images
+from gpu.steps import count_encoder, preempted, watched
+from gpu.visibility_check import causal
 
-#: Text before the picture of the long prompt; WIDE then takes positions 600 to 968.
+#: Text before the picture of the long prompts; WIDE then takes positions 600 to 968.
 BEFORE = 600
 BLOCK = 369
+#: Text after it, and what comes of it all.
+AFTER, TOTAL = 40, 1009
 #: Chunk ends: in the leading pads, after START, amid the picture, before END.
 CHUNKS = {"start - 1": 602, "start + 1": 604, "middle": 785, "end - 1": 967}
-#: Cold runs of one request with CUDA graphs, to learn what it varies by itself.
-REPEATS = 8
-#: Allowed on top of the text twin's own movement of a log-probability.
-SLACK = 0.1
+#: A chunk that ends after the image and before the prompt's end.
+PAST = 985
+#: Cold runs of a prompt, runs of each treatment, and runs of what must answer differently.
+COLD, TREATED, OTHERS = 6, 2, 2
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An image prompt and its text twin, with their cold repeats and the image's controls."""
+
+    image: Ask
+    text: Ask
+    cold: list[Answer]
+    cold_text: list[Answer]
+    controls: dict[str, float]
 
 
 class Judge:
-    """Adds one row per comparison: tokens equal, or the movement within the text twin's."""
+    """Holds the cold repeats of the long prompts, and adds one row per treatment of a prompt."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, engine: Engine, report: Report) -> None:
+        self.engine, self.report = engine, report
+        self.pairs: dict[str, Pair] = {}
+
+    def take(self, name: str, seed: int, after: int) -> tuple[bool, str]:
+        """Takes the repeats of a prompt. The criterion can fail: the controls are beyond it."""
+        image = with_images(BEFORE, [picture(*WIDE, seed=20 + seed)], after, 30 + seed)
+        text = Ask(text_ids(BEFORE + BLOCK + after, 40 + seed))
+        cold, cold_text = self._cold(image, COLD), self._cold(text, COLD)
+        other = self._cold(Ask(image.ids, (picture(*WIDE, seed=77),)), OTHERS)
+        with causal(self.engine):
+            off = self._cold(image, OTHERS)
+        told = {"another picture": nearness(cold, other), "feature off": nearness(cold, off)}
+        self.pairs[name] = Pair(image, text, cold, cold_text, told)
+        limit, own = Runs(cold_text, []).spread(), Runs(cold, []).spread()
+        words = ", ".join(f"{name} {value:.3f}" for name, value in told.items())
+        detail = f"to the nearest of {COLD} cold runs: {words}; repeats of the text {limit:.3f}, "
+        return min(told.values()) > limit, detail + f"of the image {own:.3f}"
+
+    def _cold(self, ask: Ask, times: int) -> list[Answer]:
+        return [self.engine.cold(ask) for _ in range(times)]
 
     def row(
-        self, name: str, treat: Callable[[Ask], tuple[Answer, Answer, str]], image: Ask, text: Ask
+        self,
+        name: str,
+        treat: Callable[[Ask], Run],
+        needs: Needs,
+        *,
+        prompt: str = "long",
+        at: int = 0,
     ) -> None:
         def check() -> tuple[bool, str]:
-            cold, warm, note = treat(image)
-            moved = cold.distance(warm)
-            cold_text, warm_text, _ = treat(text)
-            noise = cold_text.distance(warm_text)
-            same = cold.tokens == warm.tokens
-            text_same = cold_text.tokens == warm_text.tokens
-            words = (
-                f"tokens {_equal(same)}, first token moved {moved:.3g}, "
-                f"text twin {noise:.3g} (tokens {_equal(text_same)})"
-            )
-            return moved <= 2 * noise + SLACK, f"{words}{note}"
+            pair = self.pairs[prompt]
+            noise = noise_of(each.cold_text for each in self.pairs.values())
+            images = [treat(pair.image) for _ in range(TREATED)]
+            texts = [treat(pair.text) for _ in range(TREATED)]
+            there, what = needs(images, texts)
+            image = Runs(pair.cold, [run.answer for run in images], at)
+            text = Runs(pair.cold_text, [run.answer for run in texts], at)
+            same, words = same_answers([image], [text], pair.controls, noise)
+            return there and same, f"{what}; {words}"
 
         self.report.run(name, check)
-
-
-def _equal(same: bool) -> str:
-    return "equal" if same else "differ"
 
 
 def main(folder: str, report_path: str, eager_path: str) -> int:
     report = Report(Path(report_path))
     engine = Engine(
-        folder, enforce_eager=False, compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8]}
+        folder,
+        probed=True,
+        enforce_eager=False,
+        compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8]},
     )
+    count_encoder(engine)
     graphs_equal_eager(engine, report, Path(eager_path))
-    judge = Judge(report)
+    judge = Judge(engine, report)
+    report.run("control, long prompt", lambda: judge.take("long", 0, AFTER))
+    report.run("control, longer prompt", lambda: judge.take("longer", 1, 300))
     caches(engine, judge)
     chunks(engine, judge)
-    company(engine, report)
+    report.run("8 concurrent requests equal alone", lambda: company(engine))
     preemption(engine, judge)
     refusals(engine, report)
     return 0
 
 
-def long_pair(seed: int = 0, after: int = 40) -> tuple[Ask, Ask]:
-    """The long prompt with the wide picture, and its text twin of the same length."""
-    image = with_images(BEFORE, [picture(*WIDE, seed=20 + seed)], after, 30 + seed)
-    return image, Ask(text_ids(BEFORE + BLOCK + after, 40 + seed))
-
-
 def graphs_equal_eager(engine: Engine, report: Report, path: Path) -> None:
-    """The eager run's answers part from repeats with graphs by no more than those do themselves."""
-    eager, asks = load_answers(path), checks_reference.asks()
-    repeats = {name: [engine.cold(ask) for _ in range(REPEATS)] for name, ask in asks.items()}
-    noise = noise_of(repeats.values())
-    for name, group in repeats.items():
-        report.run(
-            f"CUDA graphs on, {name}: tokens as eager",
-            lambda name=name, group=group: as_repeated(eager[name], group, noise),
-        )
+    """The eager run's answers are as near to repeats with graphs as those to texts are."""
+    eager, asks = load_answers(path), checks_reference.asks() | checks_reference.twins()
+    cold = {name: [engine.cold(ask) for _ in range(COLD)] for name, ask in asks.items()}
+    runs = {name: Runs(cold[name], [eager[name]]) for name in asks}
+    said = [name for name, ask in asks.items() if not ask.pictures]
+    texts, noise = [runs[name] for name in said], noise_of(cold[name] for name in said)
+    for name, found in runs.items():
+
+        def check(found: Runs = found) -> tuple[bool, str]:
+            return same_answers([found], texts, {}, noise)
+
+        report.run(f"CUDA graphs on, {name}: as eager", check)
 
 
 def caches(engine: Engine, judge: Judge) -> None:
-    def encoder_hit(ask: Ask) -> tuple[Answer, Answer, str]:
-        cold = engine.cold(ask)
+    def encoder_hit(ask: Ask) -> Run:
         engine.forget()
         engine.ask(Ask(text_ids(61, 50) + ask.ids[BEFORE:], ask.pictures), max_tokens=1)
         engine.llm.reset_prefix_cache()
-        before = encoder_runs(engine)
-        warm = engine.ask(ask)[0]
-        return cold, warm, f"; encoder ran {encoder_runs(engine) - before} times in the warm run"
+        return watched(engine, lambda: engine.ask(ask)[0])
 
-    count_encoder(engine)
-    image, text = long_pair()
-    judge.row("encoder-cache hit", encoder_hit, image, text)
+    judge.row("encoder-cache hit", encoder_hit, encodes(0))
 
-    def prefix(first: Callable[[Ask], Ask]) -> Callable[[Ask], tuple[Answer, Answer, str]]:
-        def treat(ask: Ask) -> tuple[Answer, Answer, str]:
-            cold = engine.cold(ask)
+    def prefix(first: Callable[[Ask], Ask]) -> Callable[[Ask], Run]:
+        def treat(ask: Ask) -> Run:
             engine.forget()
             engine.ask(first(ask), max_tokens=1)
-            warm = engine.ask(ask)[0]
-            return cold, warm, f"; {warm.cached} tokens from the prefix cache"
+            return watched(engine, lambda: engine.ask(ask)[0])
 
         return treat
 
-    other = picture(*WIDE, seed=77)
-    another_picture = prefix(lambda a: Ask(a.ids, (other,) if a.pictures else ()))
-    another_tail = prefix(lambda a: Ask(a.ids[:-20] + text_ids(20, 51), a.pictures))
-    judge.row("prefix hit ending before an image", another_picture, image, text)
-    judge.row("prefix hit ending inside an image", another_tail, image, text)
-    longer, longer_text = long_pair(seed=1, after=300)
-    judge.row("prefix hit ending after an image", another_tail, longer, longer_text)
-    judge.row("whole prompt again", prefix(lambda a: a), image, text)
+    def another_middle(ask: Ask) -> Ask:
+        if ask.pictures:
+            return Ask(ask.ids, (picture(*WIDE, seed=77),))
+        return Ask(ask.ids[:BEFORE] + text_ids(len(ask.ids) - BEFORE, 52))
+
+    another_tail = prefix(lambda ask: Ask(ask.ids[:-20] + text_ids(20, 51), ask.pictures))
+    row = judge.row
+    # A picture other than the first request's is encoded; the same one is cached or not needed.
+    before = both(hits(512, 512, "before"), encodes(1))
+    row("prefix hit ending before an image", prefix(another_middle), before)
+    inside = both(hits(512, 768, "inside"), encodes(0))
+    row("prefix hit that would end inside an image", another_tail, inside)
+    after = both(hits(1024, 1024, "after"), encodes(0))
+    row("prefix hit ending after an image", another_tail, after, prompt="longer")
+    row("whole prompt again", prefix(lambda ask: ask), inside)
 
 
 def chunks(engine: Engine, judge: Judge) -> None:
-    image, text = long_pair()
     for name, size in CHUNKS.items():
 
-        def treat(ask: Ask, size: int = size) -> tuple[Answer, Answer, str]:
-            cold = engine.cold(ask)
+        def treat(ask: Ask, size: int = size) -> Run:
             engine.forget()
             with engine.chunks_of(size):
-                return cold, engine.ask(ask)[0], f"; steps of at most {size} tokens"
+                return watched(engine, lambda: engine.ask(ask)[0])
 
-        judge.row(f"chunk ending at the image's {name}", treat, image, text)
+        needs = both(unsplit_by(size), encodes(1))
+        judge.row(f"chunk that would end at the image's {name}", treat, needs)
 
 
-def company(engine: Engine, report: Report) -> None:
+def company(engine: Engine) -> tuple[bool, str]:
     """Eight requests at once, text and images mixed, two of them the same picture."""
-    square, wide = picture(*SQUARE, seed=60), picture(*WIDE, seed=61)
-    asks = [
-        Ask(text_ids(120, 70)),
+    square, wide, other = (
+        picture(*SQUARE, seed=60),
+        picture(*WIDE, seed=61),
+        picture(*SQUARE, seed=62),
+    )
+    # Texts as long as the images: short ones repeat themselves bit for bit.
+    texts = [Ask(text_ids(605, 70)), Ask(text_ids(300, 73)), Ask(text_ids(471, 77))]
+    images = [
         with_images(60, [square], 40, 71),
         with_images(62, [wide], 40, 72),
-        Ask(text_ids(200, 73)),
         with_images(63, [square], 41, 74),
         with_images(61, [square, wide], 40, 75),
-        with_images(60, [picture(*SQUARE, seed=62)], 40, 76),
-        Ask(text_ids(60, 77)),
+        with_images(60, [other], 40, 76),
     ]
-
-    def check() -> tuple[bool, str]:
-        alone = [engine.cold(ask) for ask in asks]
+    asks = [texts[0], *images[:2], texts[1], *images[2:], texts[2]]
+    cold = [[engine.cold(ask) for _ in range(COLD)] for ask in asks]
+    rounds = []
+    for _ in range(TREATED):
         engine.forget()
-        together = engine.ask(*asks)
-        moved = [a.distance(b) for a, b in zip(alone, together, strict=True)]
-        kinds = [bool(ask.pictures) for ask in asks]
-        image = max(m for m, kind in zip(moved, kinds, strict=True) if kind)
-        text = max(m for m, kind in zip(moved, kinds, strict=True) if not kind)
-        same = sum(a.tokens == b.tokens for a, b in zip(alone, together, strict=True))
-        detail = f"tokens equal for {same} of 8, first token moved {image:.3g}, text {text:.3g}"
-        return image <= 2 * text + SLACK, detail
-
-    report.run("8 concurrent requests equal alone", check)
+        rounds.append(engine.ask(*asks))
+    answers = zip(*rounds, strict=True)
+    runs = [Runs(mine, found) for mine, found in zip(cold, answers, strict=True)]
+    alone = [found for found, ask in zip(runs, asks, strict=True) if ask.pictures]
+    said = [found for found, ask in zip(runs, asks, strict=True) if not ask.pictures]
+    swapped = Ask(images[0].ids, (other,))
+    others = [engine.cold(swapped) for _ in range(OTHERS)]
+    with causal(engine):
+        off = [[engine.cold(ask) for _ in range(OTHERS)] for ask in images]
+    controls = {
+        "another picture": nearness(alone[0].cold, others),
+        "feature off in the nearest of five prompts": min(
+            nearness(mine.cold, found) for mine, found in zip(alone, off, strict=True)
+        ),
+    }
+    return same_answers(alone, said, controls, noise_of(list(each.cold) for each in said))
 
 
 def preemption(engine: Engine, judge: Judge) -> None:
-    def interrupted(steps: int, chunk: int) -> Callable[[Ask], tuple[Answer, Answer, str]]:
-        def treat(ask: Ask) -> tuple[Answer, Answer, str]:
-            cold = engine.cold(ask)
+    def interrupted(chunk: int, *, forgetful: bool = False) -> Callable[[Ask], Run]:
+        def treat(ask: Ask) -> Run:
             engine.forget()
-            before = encoder_runs(engine)
             with engine.chunks_of(chunk):
-                warm = preempted(engine, ask, steps)
-            return cold, warm, f"; encoder ran {encoder_runs(engine) - before} times"
+                return watched(engine, lambda: preempted(engine, ask, steps=1, forgetful=forgetful))
 
         return treat
 
-    image, text = long_pair()
-    judge.row("preempted while generating", interrupted(3, 2048), image, text)
-    judge.row("preempted between prefill chunks", interrupted(1, 985), image, text)
-
-
-def preempted(engine: Engine, ask: Ask, steps: int, max_tokens: int = 8) -> Answer:
-    """Runs ``steps`` steps, throws the running request out of the KV cache, and lets it finish."""
-    from gpu.rig import _answer
-
-    inner = engine.llm.llm_engine
-    inner.add_request("preempted", ask.prompt(), engine.params(max_tokens))
-    done: list = []
-    for _ in range(steps):
-        done += inner.step()
-    if not engine.llm.reset_prefix_cache(reset_running_requests=True):
-        raise RuntimeError("the request was not preempted")
-    while inner.has_unfinished_requests():
-        done += inner.step()
-    return _answer([output for output in done if output.finished][-1])
+    whole, past, short = interrupted(2048), interrupted(PAST), interrupted(CHUNKS["middle"])
+    # The first token is from before, the second from after the preemption.
+    needs = both(restarted(TOTAL, TOTAL + 1), encodes(1))
+    judge.row("preempted while generating", whole, needs, at=1)
+    needs = both(restarted(PAST, TOTAL), encodes(1))
+    judge.row("preempted between prefill chunks", past, needs)
+    needs = both(restarted(BEFORE, TOTAL), encodes(1))
+    judge.row("preempted before the image's prefill", short, needs)
+    # The picture is encoded a second time, from what the request itself still holds.
+    needs = both(restarted(PAST, TOTAL), encodes(2))
+    forgetful = interrupted(PAST, forgetful=True)
+    judge.row("preempted between prefill chunks, encoder cache emptied", forgetful, needs)
 
 
 def refusals(engine: Engine, report: Report) -> None:
@@ -225,26 +252,6 @@ def refusals(engine: Engine, report: Report) -> None:
         return False, "an IMAGE id typed in a prompt was accepted"
 
     report.run("typed sentinel id is refused", check)
-
-
-def count_encoder(engine: Engine) -> None:
-    """Counts the pictures that go through the tower from now on."""
-    model = engine.model
-    if hasattr(model, "_encoder_runs"):
-        return
-    plain = model.embed_multimodal
-    model._encoder_runs = 0
-
-    def counted(**kwargs: object) -> object:
-        rows = plain(**kwargs)
-        model._encoder_runs += len(rows)
-        return rows
-
-    model.embed_multimodal = counted
-
-
-def encoder_runs(engine: Engine) -> int:
-    return engine.model._encoder_runs
 
 
 if __name__ == "__main__":

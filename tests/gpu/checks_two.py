@@ -21,9 +21,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from gpu.answers import Answer, answer_of
 from gpu.capture import row_error
 from gpu.checks_draft import TRIED
-from gpu.rig import SQUARE, WIDE, Answer, Ask, Report, _answer, picture, text_ids, with_images
+from gpu.rig import SQUARE, WIDE, Ask, Report, picture, text_ids, with_images
 
 REPEATS = 6
 MODES: dict[str, dict[str, Any]] = {
@@ -113,7 +114,7 @@ def run(mode: str, model: str, out: str) -> int:
     answers: dict[str, list[Answer]] = {name: [] for name in asks()}
     for _ in range(REPEATS):
         for name, ask in asks().items():
-            answers[name].append(_answer(llm.generate([ask.prompt()], params, use_tqdm=False)[0]))
+            answers[name].append(answer_of(llm.generate([ask.prompt()], params, use_tqdm=False)[0]))
     rows = [[torch.from_numpy(each) for each in rank] for rank in llm.collective_rpc(rows_of)]
     torch.save({"ranks": ranks, "answers": answers, "rows": rows}, out)
     print(f"{mode}: {ranks}, {[len(each) for each in rows]} pictures", flush=True)
@@ -152,7 +153,7 @@ def same_answers(one: dict[str, Any], other: dict[str, Any]) -> tuple[bool, str]
     words, good = [f"its repeats move by up to {noise:.3f} nats"], True
     for name, group in groups.items():
         answers = other["answers"][name]
-        first = min(a.distance(b) for a in group for b in answers)
+        first = min(a.largest_change(b) for a in group for b in answers)
         verdicts = [max(b.explained(a, noise) for a in group) for b in answers]
         good = good and all(ok for ok, _ in verdicts) and first <= noise
         worst = min(verdicts)[1]

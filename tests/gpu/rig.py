@@ -9,19 +9,17 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu.answers import BYTE_IDS, PROBED, Answer, answer_of
 from PIL import Image
 
 PLACEHOLDER_ID = 129264
-BYTE_IDS = (3, 259)
-#: Tokens of a step that count when the noise of repeats is measured, the most likely ones.
-LIKELY = 5
 
 
 @dataclass(frozen=True)
@@ -100,84 +98,14 @@ def with_images(before: int, pictures: list[Image.Image], after: int, seed: int)
     return Ask(ids + text_ids(after, seed + 1), tuple(pictures))
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Greedy tokens, each one's log-probabilities by id, and what the prefix cache gave."""
-
-    tokens: list[int]
-    choices: list[dict[int, float]]
-    cached: int = 0
-
-    @property
-    def first(self) -> dict[int, float]:
-        return self.choices[0]
-
-    def movement(self, other: Answer) -> float:
-        """Largest change, in nats, of the difference between two likely tokens, same prefix before.
-
-        Where two runs part, the difference of the two tokens changed by this much or more. So
-        repeats of one request tell which partings their own noise explains.
-        """
-        moved = 0.0
-        for index, (mine, theirs) in enumerate(zip(self.choices, other.choices, strict=True)):
-            likely = sorted(mine, key=mine.__getitem__)[-LIKELY:]
-            change = [mine[token] - theirs[token] for token in likely if token in theirs]
-            if change:
-                moved = max(moved, max(change) - min(change))
-            if self.tokens[index] != other.tokens[index]:
-                break
-        return moved
-
-    def explained(self, other: Answer, noise: float) -> tuple[bool, str]:
-        """Whether the tokens are equal, or part by no more than ``noise`` nats of movement."""
-        for index, (mine, theirs) in enumerate(zip(self.tokens, other.tokens, strict=True)):
-            if mine == theirs:
-                continue
-            rows = (self.choices[index], other.choices[index])
-            words = f"token {index} is {mine} or {theirs}"
-            if not all(token in row for row in rows for token in (mine, theirs)):
-                return False, f"{words}, not among each other's alternatives"
-            moved = (rows[0][mine] - rows[0][theirs]) - (rows[1][mine] - rows[1][theirs])
-            return moved <= noise, f"{words}, their difference moved {moved:.3f} nats"
-        return True, "equal tokens"
-
-    def distance(self, other: Answer) -> float:
-        """Largest difference of log-probability at the first token, over the ids both list."""
-        shared = self.first.keys() & other.first.keys()
-        if not shared:
-            return float("inf")
-        return max(abs(self.first[token] - other.first[token]) for token in shared)
-
-
-def as_repeated(answer: Answer, repeats: list[Answer], noise: float) -> tuple[bool, str]:
-    """Whether an answer's tokens are those of a repeat, or part from one by no more than noise.
-
-    ``noise``: the largest ``movement`` among repeats, in nats.
-    """
-    known = {tuple(each.tokens) for each in repeats}
-    compared = (
-        f"{len(repeats)} repeats gave {len(known)} different answers and moved by up to "
-        f"{noise:.3f} nats"
-    )
-    if tuple(answer.tokens) in known:
-        return True, f"tokens of one of them; {compared}"
-    # The repeat that stays the same the longest says most about where this answer parts.
-    good, words = max(answer.explained(each, noise) for each in repeats)
-    return good, f"{words}; {compared}"
-
-
-def noise_of(groups: Iterable[list[Answer]]) -> float:
-    """Largest movement between repeats of one request, in nats.
-
-    One noise for all requests: it is a property of the model, and few repeats underrate it.
-    """
-    return max(one.movement(two) for group in groups for one in group for two in group)
-
-
 class Engine:
-    """vLLM in this process, so that the checks can look at scheduler, runner and model."""
+    """vLLM in this process, so that the checks can look at scheduler, runner and model.
 
-    def __init__(self, model: str, **overrides: Any) -> None:
+    ``probed``: every answer consists of PROBED tokens and lists the log-probabilities of all of
+    them at every step, so that `answers.distance` can compare any two. Else the 20 likeliest.
+    """
+
+    def __init__(self, model: str, *, probed: bool = False, **overrides: Any) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         import vllm.model_executor.warmup.kernel_warmup as warmup
         from vllm import LLM
@@ -201,6 +129,10 @@ class Engine:
             },
             "seed": 0,
         }
+        self.probed = probed
+        if probed:
+            # Those of the tokens left to choose from, not of the whole vocabulary.
+            settings |= {"logprobs_mode": "processed_logprobs", "max_logprobs": len(PROBED)}
         self.llm = LLM(model=model, **(settings | overrides))
         core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = core.scheduler
@@ -213,13 +145,17 @@ class Engine:
     def params(self, max_tokens: int) -> Any:
         from vllm import SamplingParams
 
-        return SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=20, ignore_eos=True)
+        common: dict[str, Any] = {"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True}
+        if self.probed:
+            allowed = list(PROBED)
+            return SamplingParams(**common, logprobs=len(allowed), allowed_token_ids=allowed)
+        return SamplingParams(**common, logprobs=20)
 
     def ask(self, *asks: Ask, max_tokens: int = 8) -> list[Answer]:
         """Answers of all prompts, submitted together."""
         params = self.params(max_tokens)
         outputs = self.llm.generate([ask.prompt() for ask in asks], params, use_tqdm=False)
-        return [_answer(output) for output in outputs]
+        return [answer_of(output) for output in outputs]
 
     def cold(self, ask: Ask, max_tokens: int = 8) -> Answer:
         """The answer with every cache emptied before."""
@@ -230,6 +166,10 @@ class Engine:
         """Empties the prefix cache, the encoder cache and the processor's cache."""
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("the prefix cache could not be emptied")
+        self.forget_pictures()
+
+    def forget_pictures(self) -> None:
+        """Empties the encoder cache and the processor's cache."""
         self.llm.reset_mm_cache()
         self.llm.llm_engine.engine_core.reset_encoder_cache()
 
@@ -242,25 +182,6 @@ class Engine:
             yield
         finally:
             self.scheduler.max_num_scheduled_tokens = before
-
-
-def _answer(output: Any) -> Answer:
-    completion = output.outputs[0]
-    choices = [{t: entry.logprob for t, entry in row.items()} for row in completion.logprobs]
-    return Answer(list(completion.token_ids), choices, output.num_cached_tokens or 0)
-
-
-def save_answers(path: Path, answers: dict[str, Answer]) -> None:
-    path.write_text(json.dumps({name: asdict(answer) for name, answer in answers.items()}))
-
-
-def load_answers(path: Path) -> dict[str, Answer]:
-    """What save_answers wrote; JSON made strings of the token ids."""
-    found = {}
-    for name, entry in json.loads(path.read_text()).items():
-        choices = [{int(t): value for t, value in row.items()} for row in entry["choices"]]
-        found[name] = Answer(entry["tokens"], choices, entry["cached"])
-    return found
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu import checks_server, compare_text, rig
+from gpu import answers, checks_server, compare_text
 
 from vision_exp.validate_client import Answer
 
@@ -58,17 +58,17 @@ def test_streams_that_start_together_may_change_places() -> None:
     assert compare_text.changes(stock, [["a", "b"], ["c", "c"]]) == ([], ["d"])
 
 
-def greedy(*steps: tuple[float, float]) -> rig.Answer:
+def greedy(*steps: tuple[float, float]) -> answers.Answer:
     """Two tokens' log-probabilities at each step; the likelier one is taken."""
     choices = [dict(enumerate(chances)) for chances in steps]
-    return rig.Answer([max(row, key=row.__getitem__) for row in choices], choices)
+    return answers.Answer([max(row, key=row.__getitem__) for row in choices], choices)
 
 
 def test_an_answer_may_part_from_repeats_by_their_own_noise() -> None:
     repeats = [greedy((-1.0, -2.0), (-0.7, -0.8)), greedy((-1.0, -2.0), (-0.9, -0.6))]
-    noise = rig.noise_of([repeats])
+    noise = answers.noise_of([repeats])
     assert abs(noise - 0.4) < 1e-9
-    assert rig.as_repeated(repeats[1], repeats[:1], 0.0)[0] is False
-    assert rig.as_repeated(repeats[1], repeats, 0.0)[0]
-    assert rig.as_repeated(greedy((-1.0, -2.0), (-0.8, -0.6)), repeats[:1], noise)[0]
-    assert not rig.as_repeated(greedy((-2.0, -1.0), (-0.7, -0.8)), repeats, noise)[0]
+    assert answers.as_repeated(repeats[1], repeats[:1], 0.0)[0] is False
+    assert answers.as_repeated(repeats[1], repeats, 0.0)[0]
+    assert answers.as_repeated(greedy((-1.0, -2.0), (-0.8, -0.6)), repeats[:1], noise)[0]
+    assert not answers.as_repeated(greedy((-2.0, -1.0), (-0.7, -0.8)), repeats, noise)[0]
