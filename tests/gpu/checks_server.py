@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import math
 import os
 import re
 import subprocess
@@ -17,30 +16,33 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
+from gpu.answers import PROBED, nearest, spread
+from gpu.company import Company, judge_company
 from gpu.rig import SQUARE, WIDE, Report, picture
+from PIL import Image
 
 PORT = int(os.environ.get("CHECKS_PORT", "8123"))
 URL = f"http://127.0.0.1:{PORT}/v1"
 ROOT = Path(__file__).resolve().parents[2]
 #: Times that a request is asked alone, to learn how far its answers vary by themselves.
-ALONE = 3
-#: Times that eight are asked at once; letters of a text as long as a square picture's block.
-ROUNDS, TEXT_LENGTH = 3, 114
-#: The largest movement of the texts is the largest of few; of as many images one may move further.
-MARGIN = 2.0
+ALONE = 4
+#: Times that eight are asked at once; letters of a text. One as long as a square picture's block,
+#: 114 tokens, repeats itself bit for bit, which says nothing.
+ROUNDS, TEXT_LENGTH = 3, 300
 SERVE = [
     *("--kv-cache-dtype", "fp8", "--block-size", "256", "--max-model-len", "4096"),
     *("--max-num-batched-tokens", "2048", "--max-num-seqs", "16"),
     *("--gpu-memory-utilization", "0.12", "--kv-cache-memory-bytes", str(4 << 30)),
+    # Log-probabilities of the tokens that a request allows, as many as the checks ask for.
+    *("--max-logprobs", str(len(PROBED)), "--logprobs-mode", "processed_logprobs"),
     *("--limit-mm-per-prompt", '{"image": 8}', "--served-model-name", "tiny"),
     *("--compilation-config", '{"cudagraph_capture_sizes": [1, 2, 4, 8]}'),
     "--kernel-config",
@@ -123,8 +125,12 @@ def evidence(log: Path) -> tuple[bool, str]:
 
 
 def data_url(width: int, height: int, seed: int) -> str:
+    return encoded(picture(width, height, seed))
+
+
+def encoded(image: Image.Image) -> str:
     sink = io.BytesIO()
-    picture(width, height, seed).save(sink, format="PNG")
+    image.save(sink, format="PNG")
     return "data:image/png;base64," + base64.b64encode(sink.getvalue()).decode()
 
 
@@ -140,109 +146,92 @@ def message(*parts: str) -> list[dict]:
 
 
 def ask(parts: tuple[str, ...]) -> tuple[str, int]:
+    """The official client's greedy answer of eight tokens, and the length of the prompt."""
     from openai import OpenAI
 
     client = OpenAI(base_url=URL, api_key="none", timeout=120)
+    messages: Any = message(*parts)
     answer = client.chat.completions.create(
-        model="tiny", messages=message(*parts), max_tokens=8, temperature=0
+        model="tiny", messages=messages, max_tokens=8, temperature=0
     )
+    if answer.usage is None:
+        raise ValueError("the answer does not tell how long its prompt was")
     return answer.choices[0].message.content or "", answer.usage.prompt_tokens
 
 
+def first(parts: tuple[str, ...]) -> dict[int, float]:
+    """The first token's log-probabilities of all PROBED ids, prefix cache unused."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=URL, api_key="none", timeout=120)
+    messages: Any = message(*parts)
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=messages,
+        max_tokens=1,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=len(PROBED),
+        extra_body={
+            "allowed_token_ids": list(PROBED),
+            "return_tokens_as_token_ids": True,
+            "cache_salt": uuid.uuid4().hex,
+        },
+    )
+    listed = answer.choices[0].logprobs
+    if listed is None or not listed.content:
+        raise ValueError("the answer lists no log-probabilities")
+    return by_id((entry.token, entry.logprob) for entry in listed.content[0].top_logprobs)
+
+
+def by_id(entries: Iterable[tuple[str, float]]) -> dict[int, float]:
+    """Log-probabilities by id, of tokens that are told as "token_id:7"; ValueError if one lacks."""
+    row = {int(token.removeprefix("token_id:")): value for token, value in entries}
+    if row.keys() != set(PROBED):
+        raise ValueError(f"{len(row)} alternatives, not the {len(PROBED)} that were asked for")
+    return row
+
+
 def client() -> tuple[bool, str]:
-    """The same picture again is only told of: a repeat runs behind a warm prefix, whose rounding
-    moves near ties; the validator judges repeats by log-probabilities."""
-    image = ("What is this?", data_url(*WIDE, seed=5), "Say it.")
-    text, count = ask(image)
-    again, _ = ask(image)
-    other, _ = ask(("What is this?", data_url(*WIDE, seed=6), "Say it."))
-    detail = f"{count} prompt tokens, {text!r}; again {again!r}; other picture {other!r}"
-    return count > 366 and other not in (text, again), detail
+    """An answer with a picture, and another picture further away than the same one again."""
+    parts, other = (("What is this?", data_url(*WIDE, seed=seed), "Say it.") for seed in (5, 6))
+    text, count = ask(parts)
+    same, told = judge_client([first(parts) for _ in range(ALONE)], [first(other), first(other)])
+    return count > 366 and same, f"{count} prompt tokens, {text!r}; {told}"
+
+
+def judge_client(
+    same: Sequence[dict[int, float]], other: Sequence[dict[int, float]]
+) -> tuple[bool, str]:
+    """Another picture's answers are further from all of one's than those are from each other."""
+    repeats, away = spread(same), min(nearest(row, same) for row in other)
+    detail = f"first token {repeats:.3f} from itself again, another picture's {away:.3f} from it"
+    return away > repeats, detail
 
 
 def concurrent() -> tuple[bool, str]:
     """Eight image requests at once, against each alone; eight texts show what company does."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from vision_exp.validate_client import Client
-
-    client = Client(URL, "tiny")
     letters = np.random.default_rng(7).integers(97, 123, size=(8, TEXT_LENGTH), dtype=np.uint8)
 
-    def once(parts: tuple[str, ...]) -> Any:
-        return client.ask(message(*parts)[0]["content"], max_tokens=8, salt=uuid.uuid4().hex)
-
     def both(requests: list[tuple[str, ...]]) -> Company:
-        alone = [[once(parts) for _ in range(ALONE)] for parts in requests]
+        alone = [[first(parts) for _ in range(ALONE)] for parts in requests]
         with ThreadPoolExecutor(8) as pool:
-            rounds = [list(pool.map(once, requests)) for _ in range(ROUNDS)]
+            rounds = [list(pool.map(first, requests)) for _ in range(ROUNDS)]
         return Company(alone, [list(answers) for answers in zip(*rounds, strict=True)])
 
-    images = [("Look.", data_url(*SQUARE, seed=100 + i), "Tell.") for i in range(8)]
-    texts = [("Look. " + row.tobytes().decode(),) for row in letters]
+    images: list[tuple[str, ...]] = [("Look.", coloured(i), "Tell.") for i in range(8)]
+    texts: list[tuple[str, ...]] = [("Look. " + row.tobytes().decode(),) for row in letters]
     return judge_company(both(images), both(texts))
 
 
-@dataclass(frozen=True)
-class Company:
-    """Per request: answers alone, answers in company."""
-
-    alone: list[list[Any]]
-    together: list[list[Any]]
-
-    def moved_alone(self) -> list[float]:
-        return [first_moved(a, b) for group in self.alone for a in group for b in group]
-
-    def moved_together(self) -> list[float]:
-        groups = zip(self.alone, self.together, strict=True)
-        return [first_moved(a, b) for mine, others in groups for a in mine for b in others]
-
-    def known(self) -> int:
-        """Answers in company that are among those alone, word for word."""
-        groups = zip(self.alone, self.together, strict=True)
-        return sum(b.text in {a.text for a in mine} for mine, others in groups for b in others)
-
-    def own(self) -> int:
-        """Answers in company whose first token is nearer to its own request's than to another's."""
-        return sum(
-            min(range(len(self.alone)), key=lambda i: nearest(answer, self.alone[i])) == index
-            for index, answers in enumerate(self.together)
-            for answer in answers
-        )
-
-
-def judge_company(images: Company, texts: Company) -> tuple[bool, str]:
-    """Images may move by as much as texts do, or as one request's repeats do.
-
-    Eight run other kernels than one, so answers move without any image, and how many stay word for
-    word depends on how near the prompts' answers are to ties. So the first token's
-    log-probabilities are judged, and that most answers are nearest to their own picture's. What
-    texts or repeats moved beyond measure excuses nothing.
-    """
-    known = [*texts.moved_together(), *texts.moved_alone(), *images.moved_alone()]
-    noise = max(moved for moved in known if moved < math.inf)
-    moved, count = max(images.moved_together()), 8 * ROUNDS
-    detail = (
-        f"first token moved by {moved:.2f} nats, texts in the same company and repeats alone by "
-        f"{noise:.2f}; nearest to the same picture alone: {images.own()} of {count} (texts "
-        f"{texts.own()}); word for word as alone {images.known()} (texts {texts.known()}); "
-        f"{len({group[0].text for group in images.alone})} distinct"
-    )
-    return moved <= MARGIN * noise and images.own() > count / 2, detail
-
-
-def nearest(answer: Any, group: list[Any]) -> float:
-    return min(first_moved(answer, each) for each in group)
-
-
-def first_moved(left: Any, right: Any) -> float:
-    """Furthest that one of the first token's log-probabilities moved beside another's, in nats.
-
-    Infinite where the two answers' alternatives have less than two tokens in common.
-    """
-    mine, other = left.tokens[0], right.tokens[0]
-    change = [mine[token] - other[token] for token in mine if token in other]
-    return max(change) - min(change) if len(change) > 1 else math.inf
+def coloured(index: int) -> str:
+    """One of eight pictures, each mostly of a colour of its own."""
+    size = SQUARE
+    colour = tuple(255 * (index >> bit & 1) for bit in range(3))
+    plain = Image.new("RGB", size, colour)
+    return encoded(Image.blend(picture(*size, seed=100 + index), plain, 0.6))
 
 
 def validate(report_path: Path) -> tuple[bool, str]:

@@ -1,52 +1,167 @@
-"""What the GPU checks conclude from answers and launches, without a GPU."""
+"""What the GPU checks conclude from answers in company and from launches, without a GPU."""
 
 from __future__ import annotations
 
-from gpu import answers, checks_server, compare_text
+import math
 
-from vision_exp.validate_client import Answer
-
-
-def answer(*chances: float) -> Answer:
-    """Log-probabilities of the first token's alternatives a, b, c, ..."""
-    tokens = dict(zip("abcde", chances, strict=False))
-    return Answer(max(tokens, key=tokens.__getitem__), 1, [tokens])
+import pytest
+import torch
+from gpu import answers, checks_server, company, compare_text
+from gpu.company import Company, Rows
 
 
-def company(moved: float, *, other: int = 0) -> checks_server.Company:
-    """Eight requests whose answers differ by nats; ``moved`` in company, where each gets the
-    answer of the ``other`` next request."""
-    alone = [[answer(-1.0, -1.0 - 3 * i, -5.0)] * 3 for i in range(8)]
-    together = [[answer(-1.0 + moved, -1.0 - 3 * i, -5.0)] * 3 for i in range(8)]
-    return checks_server.Company(alone, together[other:] + together[:other])
+def row(index: int, by: float = 0.0) -> dict[int, float]:
+    """First token's log-probabilities of request ``index``: 2 nats or more from any other's."""
+    return (
+        {0: -1.0 + by, 1: -1.0 - by, 2: -9.0, 3: -9.0}
+        | {4 + index: -5.0, 12: -9.0}
+        | {4 + i: -9.0 for i in range(8) if i != index}
+    )
 
 
-def test_images_are_held_against_texts_in_the_same_company() -> None:
-    texts = company(0.5)
-    assert checks_server.judge_company(company(0.9), texts)[0]
-    assert not checks_server.judge_company(company(1.1), texts)[0]
-    assert checks_server.judge_company(company(1.1), company(0.6))[0]
+def requests(*moved: float, lone: float = 0.1) -> Company:
+    """Eight requests, four answers each alone, and one in company per entry of ``moved``."""
+    alone = [[row(i, lone * turn) for turn in range(4)] for i in range(8)]
+    return Company(alone, [[row(i, -by) for by in moved] for i in range(8)])
 
 
-def test_an_answer_to_another_picture_is_found() -> None:
-    texts = company(20.0)  # whatever moves
-    assert checks_server.judge_company(company(0.1), texts)[0]
-    good, words = checks_server.judge_company(company(0.1, other=1), texts)
+def test_pictures_may_move_by_what_texts_move_by() -> None:
+    texts = requests(0.3, 0.5, 0.2)
+    assert company.judge_company(requests(0.4, 0.4, 0.5), texts)[0]
+    assert not company.judge_company(requests(0.4, 0.4, 0.6), texts)[0]
+    limit = requests(0.0, 0.0, 0.0, lone=0.3)
+    assert company.judge_company(requests(0.4, 0.4, 0.5), limit)[0], "repeats of a text alone count"
+
+
+def test_two_answers_may_pass_the_largest_of_few() -> None:
+    texts, images = requests(0.3, 0.3, 0.3), requests(0.2, 0.2, 0.2)
+    for index in range(2):
+        images.together[index][0] = row(index, -0.8)
+        assert company.judge_company(images, texts)[0]
+    images.together[2][0] = row(2, -0.8)
+    good, words = company.judge_company(images, texts)
     assert not good
-    assert "nearest to the same picture alone: 0 of 24" in words
+    assert "21 answers within" in words
 
 
-def test_what_texts_move_beyond_measure_excuses_no_picture() -> None:
-    texts = company(0.5)
-    texts.together[3][0] = Answer("z", 1, [{"z": -0.1}])
-    assert checks_server.judge_company(company(0.9), texts)[0]
-    assert not checks_server.judge_company(company(1.1), texts)[0]
+def test_answers_to_another_picture_are_found() -> None:
+    texts = requests(0.3, 0.3, 0.3)
+    for swapped in (2, 4):
+        images = requests(0.1, 0.1, 0.1)
+        for index in range(0, swapped, 2):
+            one, two = images.together[index], images.together[index + 1]
+            one[0], two[0] = two[0], one[0]
+        good, words = company.judge_company(images, texts)
+        assert good is (swapped == 2)
+        assert f"picture alone: {24 - swapped} of 24, 22 needed (texts 24)" in words
 
 
-def test_answers_that_share_no_alternatives_moved_beyond_measure() -> None:
-    left, right = Answer("a", 1, [{"a": -0.1, "b": -3.0}]), Answer("c", 1, [{"c": -0.1, "b": -3.0}])
-    assert checks_server.first_moved(left, right) == float("inf")
-    assert checks_server.first_moved(left, left) == 0
+def test_pictures_need_be_no_surer_than_texts() -> None:
+    texts, images = requests(0.3, 0.3, 0.3), requests(0.1, 0.1, 0.1)
+    for index in range(3):
+        texts.together[index][0] = row(7)
+    assert texts.own() == 21
+    for index in range(2):
+        images.together[index][0] = row(7)
+    assert "22 of 24, 19 needed" in company.judge_company(images, texts)[1]
+    images.together[2][0] = row(7)
+    assert "21 of 24, 19 needed" in company.judge_company(images, texts)[1]
+
+
+def test_pictures_that_are_not_told_apart_alone_prove_nothing() -> None:
+    texts, images = requests(0.3, 0.3, 0.3), requests(0.1, 0.1, 0.1)
+    images.alone[3][2] = row(5)
+    good, words = company.judge_company(images, texts)
+    assert not good
+    assert "undecidable, repeats alone" in words
+    assert images.told_apart() < 32 == requests(0.1).told_apart()
+
+
+def test_texts_that_company_confuses_prove_nothing() -> None:
+    texts = requests(0.3, 0.3, 0.3)
+    for index in range(5):
+        texts.together[index][0] = row(7)
+    good, words = company.judge_company(requests(0.1, 0.1, 0.1), texts)
+    assert not good
+    assert "undecidable, texts" in words
+
+
+def test_texts_that_move_as_far_as_another_picture_excuse_nothing() -> None:
+    good, words = company.judge_company(requests(0.1, 0.1, 0.1), requests(0.1, 0.1, 0.1, lone=2.0))
+    assert not good
+    assert "undecidable, another picture" in words
+
+
+def test_another_picture_must_be_further_away_than_the_same_again() -> None:
+    same = [row(1, 0.0), row(1, 0.2)]
+    assert checks_server.judge_client(same, [row(2), row(3)])[0]
+    assert not checks_server.judge_client(same, [row(2), row(1, 0.1)])[0]
+    assert not checks_server.judge_client([row(1), row(2)], [row(3)])[0]
+
+
+def test_a_server_must_list_all_the_tokens_that_were_asked_for() -> None:
+    told = [(f"token_id:{token}", -float(token)) for token in answers.PROBED]
+    assert checks_server.by_id(told)[7] == -7.0
+    with pytest.raises(ValueError, match="255 alternatives"):
+        checks_server.by_id(told[1:])
+    with pytest.raises(ValueError, match="257 alternatives"):
+        checks_server.by_id([*told, ("token_id:1000", -1.0)])
+
+
+def test_eight_pictures_are_eight() -> None:
+    assert len({checks_server.coloured(index) for index in range(8)}) == 8
+
+
+START, PAD, IMAGE, END = 129257, 129258, 129259, 129261
+
+
+def prompt(seed: int, count: int = 4) -> Rows:
+    """Three text rows, then an image."""
+    torch.manual_seed(seed)
+    ids = torch.tensor([seed, 7, 8, PAD, START, *[IMAGE] * count, END])
+    return Rows(torch.randn(len(ids), 16), ids)
+
+
+def together(*prompts: Rows) -> Rows:
+    return Rows(torch.cat([p.values for p in prompts]), torch.cat([p.ids for p in prompts]))
+
+
+def test_a_prompt_is_found_where_it_lies_in_a_step() -> None:
+    ids = torch.tensor([1, 2, 3, 1, 2, 4])
+    assert company.place(ids, torch.tensor([1, 2, 4])) == slice(3, 6)
+    assert company.place(ids, ids) == slice(0, 6)
+    for part in ([1, 2], [5], [1, 2, 3, 1, 2, 4, 5]):
+        with pytest.raises(ValueError, match="times at once"):
+            company.place(ids, torch.tensor(part))
+
+
+def test_rows_in_company_are_those_alone() -> None:
+    alone = {"a": prompt(1), "b": prompt(2)}
+    off = {name: Rows(rows.values + 1.0, rows.ids) for name, rows in alone.items()}
+    both = together(alone["b"], alone["a"])
+    good, words = company.same_rows(alone, both, off, limit=0.02)
+    assert good
+    assert "a: 7 image rows at most 0 off" in words
+    for place, moved in ((14, 1.01), (14, 1.05), (18, 1.05), (11, 1.05), (0, math.nan)):
+        values = both.values.clone()
+        values[place] *= moved
+        good, _ = company.same_rows(alone, Rows(values, both.ids), off, limit=0.02)
+        assert good is (moved == 1.01), (place, moved)
+
+
+def test_the_feature_off_must_show_in_the_rows() -> None:
+    alone = {"a": prompt(1), "b": prompt(2)}
+    off = {name: Rows(rows.values + 1.0, rows.ids) for name, rows in alone.items()}
+    off["b"] = Rows(alone["b"].values * 1.1, alone["b"].ids)
+    assert not company.same_rows(alone, together(*alone.values()), off, limit=0.02)[0]
+    off["b"] = prompt(3)
+    with pytest.raises(ValueError, match="another prompt"):
+        company.same_rows(alone, together(*alone.values()), off, limit=0.02)
+
+
+def test_rows_of_text_alone_prove_nothing() -> None:
+    text = Rows(torch.ones(3, 2), torch.tensor([1, 2, 3]))
+    assert not company.same_rows({"a": text}, text, {"a": text}, limit=0.02)[0]
 
 
 def test_streams_that_start_together_may_change_places() -> None:

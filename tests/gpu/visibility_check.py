@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +21,31 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from gpu.answers import noise_of
+from gpu.attention_reference import Recorded
 from gpu.capture import capture
+from gpu.company import Rows, same_rows
+from gpu.judging import Runs, nearness, same_answers
 from gpu.rig import SQUARE, WIDE, Ask, Engine, Report, picture, replaced, text_ids, with_images
 
-from vision_exp import layout, step, visibility
+from vision_exp import layout, visibility
 
 #: Relative error of BF16 attention against float32 over the same cached keys.
 BF16_LIMIT = 2e-2
 TEXT_REPEATS = 3
+#: Cold runs of a prompt, runs in company, and runs with the feature off.
+COLD, TOGETHER, OFF = 5, 2, 2
 
 
 def main(folder: str, report_path: str) -> int:
     report = Report(Path(report_path))
-    engine = Engine(folder, enable_prefix_caching=False)
+    engine = Engine(folder, probed=True, enable_prefix_caching=False)
     report.run("start-up says", lambda: described(engine))
     for name, ask in prompts().items():
-        report.run(f"{name}: START sees the last patch", lambda a=ask: last_patch(engine, a))
-        report.run(f"{name}: attention", lambda a=ask: attention(engine, a))
+        report.run(f"{name}: START sees the last patch", partial(last_patch, engine, ask))
+        report.run(f"{name}: attention", partial(attention, engine, ask))
     report.run("text: no row is widened", lambda: text_only(engine))
+    report.run("concurrent requests: what their image rows see", lambda: concurrent_rows(engine))
     report.run("concurrent requests see what they see alone", lambda: concurrent(engine))
     return 0
 
@@ -87,8 +95,8 @@ def hidden(engine: Engine, ask: Ask) -> tuple[torch.Tensor, torch.Tensor]:
     return last, ids
 
 
-def seen_by_rows(engine: Engine, ask: Ask) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows of the prompt: first layer's attention output, last hidden states, token ids."""
+def seen_by_rows(engine: Engine, *asks: Ask) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows of one step: first layer's attention output, last hidden states, token ids."""
     engine.forget()
     first: list[torch.Tensor] = []
     hook = engine.model.model.layers[0].attn.register_forward_hook(
@@ -96,9 +104,11 @@ def seen_by_rows(engine: Engine, ask: Ask) -> tuple[torch.Tensor, torch.Tensor, 
     )
     try:
         with capture(engine.model) as found:
-            engine.ask(ask, max_tokens=1)
+            engine.ask(*asks, max_tokens=1)
     finally:
         hook.remove()
+    if len(asks) > 1 and len(first) > 1:
+        raise RuntimeError(f"the prompts were computed in {len(first)} steps")
     return torch.cat(first), torch.cat(found.hidden), torch.cat(found.ids)
 
 
@@ -163,28 +173,46 @@ def text_only(engine: Engine) -> tuple[bool, str]:
     return max(seen, default=0) == 0 and first and (moved == 0 or noise > 0), detail
 
 
-def concurrent(engine: Engine) -> tuple[bool, str]:
-    """Prompts submitted together: each image's rows have the neighbours they have alone."""
-    asks = list(prompts().values()) + [Ask(text_ids(300, 3))]
-    alone = [engine.cold(ask).first for ask in asks]
-    engine.forget()
+def together() -> dict[str, Ask]:
+    """The prompts with images, and a text as long as the longest of them: it varies as they do."""
+    return prompts() | {"text of 627": Ask(text_ids(627, 3))}
+
+
+def concurrent_rows(engine: Engine) -> tuple[bool, str]:
+    """Submitted together, each image's rows get what they get alone from the first attention."""
+    alone = {name: first_attention(engine, ask) for name, ask in prompts().items()}
     seen: list[int] = []
     with watched(seen):
-        together = engine.ask(*asks)
+        company = first_attention(engine, *together().values())
     with causal(engine):
-        off = [engine.cold(ask).first for ask in asks[:1]]
-    moved = [distance(a, b.first) for a, b in zip(alone, together, strict=True)]
-    image, text = max(moved[:-1]), moved[-1]
-    detail = (
-        f"{max(seen, default=0)} images in one step; first token moved {image:.3g}, text "
-        f"{text:.3g}; with the feature off {distance(alone[0], off[0]):.3g}"
-    )
-    return max(seen, default=0) > 1 and image <= 2 * text + 0.1, detail
+        off = {name: first_attention(engine, ask) for name, ask in prompts().items()}
+    good, words = same_rows(alone, company, off, BF16_LIMIT)
+    return good and max(seen, default=0) == 4, f"{max(seen, default=0)} images in one step; {words}"
 
 
-def distance(one: dict[int, float], two: dict[int, float]) -> float:
-    shared = one.keys() & two.keys()
-    return max((abs(one[token] - two[token]) for token in shared), default=float("inf"))
+def first_attention(engine: Engine, *asks: Ask) -> Rows:
+    values, _, ids = seen_by_rows(engine, *asks)
+    return Rows(values, ids)
+
+
+def concurrent(engine: Engine) -> tuple[bool, str]:
+    """Submitted together, prompts get the answers of cold runs alone, as judging.py has it."""
+    asks = together()
+    cold = {name: [engine.cold(ask) for _ in range(COLD)] for name, ask in asks.items()}
+    seen: list[int] = []
+    rounds = []
+    with watched(seen):
+        for _ in range(TOGETHER):
+            engine.forget()
+            rounds.append(dict(zip(asks, engine.ask(*asks.values()), strict=True)))
+    with causal(engine):
+        off = {name: [engine.cold(ask) for _ in range(OFF)] for name, ask in prompts().items()}
+    runs = {name: Runs(cold[name], [found[name] for found in rounds]) for name in asks}
+    images, texts = ([runs[n] for n in asks if (n in off) is image] for image in (True, False))
+    controls = {f"feature off, {name}": nearness(cold[name], found) for name, found in off.items()}
+    noise = noise_of(list(text.cold) for text in texts)
+    good, words = same_answers(images, texts, controls, noise)
+    return good and max(seen, default=0) == 4, f"{max(seen, default=0)} images in one step; {words}"
 
 
 @contextmanager
@@ -203,8 +231,9 @@ def watched(seen: list[int]) -> Iterator[None]:
 
 def attention(engine: Engine, ask: Ask) -> tuple[bool, str]:
     """Each layer kind's prefill output against masked attention in float32 over the same keys."""
-    words, good = [], True
-    layers = {1: None, 4: None, 128: None}
+    words: list[str] = []
+    good = True
+    layers: dict[int, Any] = {1: None, 4: None, 128: None}
     for layer in engine.model.model.layers:
         layers[layer.attn.compress_ratio] = layer.attn
     for ratio, attn in layers.items():
@@ -217,117 +246,6 @@ def attention(engine: Engine, ask: Ask) -> tuple[bool, str]:
         words.append(f"ratio {ratio}: error {error:.3g} (against causal {off:.3g})")
         good = good and error < BF16_LIMIT and off > 5 * error
     return good, "; ".join(words)
-
-
-class Recorded:
-    """One layer's `_forward_prefill`: its inputs, the index rows' meaning and its output.
-
-    The keys are read back from the caches by vLLM's own gather, before the kernel; which of them a
-    row may see is computed here from positions.
-    """
-
-    def __init__(self, attn: Any) -> None:
-        self.attn = attn
-        self.calls: list[tuple[float, float]] = []
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        plain = self.attn._forward_prefill
-
-        def recorded(*args: Any, **kwargs: Any) -> None:
-            plain(*args, **kwargs)
-            self.calls.append(self.compare(kwargs))
-
-        with replaced(self.attn, "_forward_prefill", recorded):
-            yield
-
-    def errors(self) -> tuple[float, float]:
-        if not self.calls:
-            raise RuntimeError("the layer did not prefill")
-        return max(e for e, _ in self.calls), max(o for _, o in self.calls)
-
-    def compare(self, kwargs: dict[str, Any]) -> tuple[float, float]:
-        """Relative error of the first prefill request's rows: against the rule, against causal."""
-        attn, meta = self.attn, kwargs["swa_metadata"]
-        stop = int(meta.prefill_seq_lens_cpu[0])
-        rows = int(meta.prefill_query_lens_cpu[0])
-        keys = self.gather(kwargs["swa_k_cache"], meta.block_table, meta.block_size, stop, meta)
-        compressed = chosen = None
-        if attn.compress_ratio > 1:
-            info = kwargs["attn_metadata"]
-            size = info.block_size // attn.compress_ratio
-            count = stop // attn.compress_ratio
-            compressed = self.gather(
-                kwargs["compressed_k_cache"], info.block_table, size, count, meta
-            )
-            if attn.compress_ratio == 4:
-                base = meta.num_decode_tokens
-                chosen = attn.topk_indices_buffer[base : base + rows]
-            else:
-                chosen = info.c128a_prefill_topk_indices[:rows]
-        query, output = kwargs["q"][:rows], kwargs["output"][:rows]
-        spans = next(iter(step.current().spans.values()))
-        errors = []
-        for widened in (True, False):
-            mask = self.allowed(rows, stop, [(s.start, s.end) for s in spans] if widened else [])
-            want = self.attend(query, keys, mask, compressed, chosen, stop)
-            heads = attn.n_local_heads
-            difference = output[:, :heads].float() - want[:, :heads]
-            scale = want[:, :heads].flatten(1).norm(dim=1)
-            errors.append(float((difference.flatten(1).norm(dim=1) / scale).max()))
-        return errors[0], errors[1]
-
-    def gather(self, cache: Any, table: Any, size: int, count: int, meta: Any) -> torch.Tensor:
-        """Keys [0, count) of the first prefill request, float32 (count, 512)."""
-        from vllm.models.deepseek_v4.common.ops import dequantize_and_gather_k_cache
-
-        found = torch.zeros(1, count, 512, dtype=torch.bfloat16, device=cache.device)
-        lens = torch.tensor([count], dtype=torch.int32, device=cache.device)
-        row = table[meta.num_decodes : meta.num_decodes + 1]
-        dequantize_and_gather_k_cache(
-            found,
-            cache,
-            seq_lens=lens,
-            gather_lens=lens,
-            block_table=row,
-            block_size=size,
-            offset=0,
-        )
-        return found[0].float()
-
-    def allowed(self, rows: int, stop: int, spans: list[tuple[int, int]]) -> torch.Tensor:
-        """Bool (rows, stop): window keys that each row sees, by the rule."""
-        query = torch.arange(stop - rows, stop, device="cuda")[:, None]
-        key = torch.arange(stop, device="cuda")[None]
-        mask = (key <= query) & (key > query - self.attn.window_size)
-        for start, end in spans:
-            both = (query >= start) & (query <= end) & (key >= start) & (key <= end)
-            mask = mask | both
-        return mask
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        mask: torch.Tensor,
-        compressed: torch.Tensor | None,
-        chosen: torch.Tensor | None,
-        stop: int,
-    ) -> torch.Tensor:
-        if compressed is not None and chosen is not None:
-            rows = query.shape[0]
-            position = torch.arange(stop - rows, stop, device="cuda")
-            count = ((position + 1) // self.attn.compress_ratio).clamp(max=chosen.shape[1])
-            used = torch.arange(chosen.shape[1], device="cuda")[None] < count[:, None]
-            extra = torch.zeros(rows, compressed.shape[0] + 1, dtype=torch.bool, device="cuda")
-            extra.scatter_(1, torch.where(used, chosen, compressed.shape[0]).long(), True)
-            mask = torch.cat([mask, extra[:, :-1]], dim=1)
-            keys = torch.cat([keys, compressed])
-        scores = torch.einsum("thd,kd->thk", query.float(), keys) * self.attn.scale
-        scores = scores.masked_fill(~mask[:, None], -float("inf"))
-        sink = self.attn.attn_sink.float()[None, :, None].expand(scores.shape[0], -1, 1)
-        weight = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
-        return torch.einsum("thk,kd->thd", weight, keys)
 
 
 if __name__ == "__main__":
