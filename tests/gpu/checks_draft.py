@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu import checks_reference
 from gpu.answers import Answer, as_repeated, load_answers, noise_of, save_answers
+from gpu.loading import UNUSED, hash_biases, judge_loading, names_in, watched_loading
 from gpu.rig import Engine, Report, Row
 
 #: Numbers of drafted tokens in the order in which they are tried: multiples of the three draft
@@ -39,8 +40,11 @@ def plain(folder: str, out: str) -> int:
 
 def draft(folder: str, out: str, report_path: str) -> int:
     report = Report(Path(report_path))
-    engine, k = start(folder)
+    with watched_loading() as loads:
+        engine, k = start(folder)
     report.add("DSpark: drafted tokens a step", None, f"k={k}")
+    names, homeless = names_in(Path(folder)), UNUSED | hash_biases(Path(folder))
+    report.run("DSpark: all tensors are loaded", lambda: judge_loading(names, loads, homeless))
     report.run("DSpark: draft layers hold bias_vl", lambda: draft_bias(engine))
     asks = checks_reference.asks().items()
     save_answers(Path(out), {name: engine.cold(ask) for name, ask in asks})

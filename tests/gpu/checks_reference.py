@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu.answers import Answer, save_answers
 from gpu.capture import Captured, capture, row_error, same_experts
+from gpu.loading import DRAFTS, hash_biases, judge_loading, names_in, watched_loading
+from gpu.reference_image import KINDS, SENTINEL_FIRST, patches_of
 from gpu.reference_lm import Prompt, ReferenceLM, Result
 from gpu.reference_vision import ReferenceVision
 from gpu.rig import (
@@ -32,15 +34,14 @@ from gpu.rig import (
     with_images,
 )
 
-from vision_exp.config import VisionConfig
-from vision_exp.image import image_to_patches
-
 #: BF16 tower against float32: relative distance of the rows it hands to the language model.
 EMBED_LIMIT = 0.03
 #: Share of equal choices: rounding swaps experts whose scores nearly tie.
 EXPERTS = 0.85
 #: An image row may be this much further from the reference than a text row.
 ROW_FACTOR = 1.5
+#: Kinds with few rows in a picture, and the share of a text prompt's rows that bounds such a row.
+FEW, SINGLE = ("START", "PAD", "END"), 0.95
 
 
 def asks() -> dict[str, Ask]:
@@ -59,7 +60,10 @@ def twins() -> dict[str, Ask]:
 
 def main(folder: str, report_path: str, answers_path: str) -> int:
     report = Report(Path(report_path))
-    engine = Engine(folder, probed=True)
+    with watched_loading() as loads:
+        engine = Engine(folder, probed=True)
+    names, homeless = names_in(Path(folder)), DRAFTS | hash_biases(Path(folder))
+    report.run("all tensors are loaded", lambda: judge_loading(names, loads, homeless))
     taken: dict[str, Captured] = {}
     answers: dict[str, Answer] = {}
     for name, ask in asks().items():
@@ -82,13 +86,13 @@ class Comparison:
     def __init__(self, folder: Path, report: Report, device: str = "cuda") -> None:
         self.report = report
         config = json.loads((folder / "config.json").read_text())
-        self.vision_config = VisionConfig.from_hf_config(_Attributes(config))
+        self.config = config
         self.vision = ReferenceVision(folder, config, device=device)
         self.lm = ReferenceLM(folder, device=device)
-        self.text_error = float("nan")
+        self.text = torch.full((1,), torch.nan)
 
     def judge(self, name: str, ask: Ask, found: Captured) -> None:
-        images = [image_to_patches(image, self.vision_config) for image in ask.pictures]
+        images = [patches_of(image, self.config) for image in ask.pictures]
         prompt = self.vision.prompt(ask.ids, images)
         count = len(prompt.ids)
         if images:
@@ -96,9 +100,10 @@ class Comparison:
         right = self.lm(prompt)
         hidden = torch.cat(found.hidden)[:count]
         if not images:
-            self.text_error = float(row_error(hidden, right.last.cpu()).median())
-            detail = f"median row distance {self.text_error:.4f}"
-            self.report.add(f"{name}: hidden state near float32", self.text_error < 0.2, detail)
+            self.text = row_error(hidden, right.last.cpu())
+            middle = float(self.text.median())
+            detail = f"median row distance {middle:.4f}"
+            self.report.add(f"{name}: hidden state near float32", middle < 0.2, detail)
             return
         others = {
             "causal": self.lm(prompt, visibility=False),
@@ -125,20 +130,9 @@ class Comparison:
     def _hidden(
         self, prompt: Prompt, hidden: torch.Tensor, right: Result, others: dict[str, Result]
     ) -> tuple[bool, str]:
-        rows = prompt.image_rows
         mine = row_error(hidden, right.last.cpu())
-        image, text = float(mine[rows].median()), float(mine[~rows].median())
-        wrong = {
-            name: float(row_error(hidden, other.last.cpu())[rows].median())
-            for name, other in others.items()
-        }
-        detail = (
-            f"median distance of image rows {image:.4f}, text rows {text:.4f}, a text prompt's "
-            f"{self.text_error:.4f}; image rows against a reference with "
-            + ", ".join(f"{name} {value:.4f}" for name, value in wrong.items())
-        )
-        near = image < ROW_FACTOR * self.text_error and text < ROW_FACTOR * self.text_error
-        return near and all(value > 1.5 * image for value in wrong.values()), detail
+        wrong = {name: row_error(hidden, other.last.cpu()) for name, other in others.items()}
+        return judge_hidden(prompt.ids, mine, wrong, self.text)
 
     def _experts(
         self, prompt: Prompt, found: Captured, right: Result, others: dict[str, Result]
@@ -162,11 +156,59 @@ class Comparison:
         return good, "share of equal experts; " + "; ".join(words)
 
 
-class _Attributes:
-    """A config.json read by attribute, as VisionConfig expects."""
+def judge_hidden(
+    ids: torch.Tensor, mine: torch.Tensor, wrong: dict[str, torch.Tensor], text: torch.Tensor
+) -> tuple[bool, str]:
+    """Rows of every kind are as near to float32 as a text prompt's, and not to wrong references.
 
-    def __init__(self, values: dict) -> None:
-        self.__dict__.update(values)
+    ``ids`` (n,) of the prompt; distances of its rows (n,) to the reference, to ``wrong`` ones that
+    leave out an image rule, and of a ``text`` prompt's rows to its own. Judged by each kind of
+    image token, by the median of its rows.
+    """
+    middle, single = float(text.median()), float(text.quantile(SINGLE))
+    limits = {
+        name: max(ROW_FACTOR * middle, single) if name in FEW else ROW_FACTOR * middle
+        for name in KINDS
+    }
+    kinds = kind_medians(ids, mine)
+    others = {name: kind_medians(ids, errors) for name, errors in wrong.items()}
+    rest = float(mine[_kind(ids) < 0].median())
+    near = all(value < limits[name] for name, value in kinds.items())
+    near = near and rest < ROW_FACTOR * middle and set(kinds) == set(KINDS)
+    apart = all(found["IMAGE"] > 1.5 * kinds["IMAGE"] for found in others.values())
+    for rule, found in others.items():
+        # What comes before START sees no image, with the rule or without.
+        shown = {name for name in kinds if (rule, name) != ("causal", "PAD")}
+        apart = apart and all(found[name] > kinds[name] for name in shown)
+    worst = max(kinds, key=lambda name: kinds[name] / limits[name])
+    words = [
+        f"{name} {value:.4f} ("
+        + ", ".join(f"{rule} {found[name]:.4f}" for rule, found in others.items())
+        + ")"
+        for name, value in kinds.items()
+    ]
+    detail = (
+        f"median distances, in brackets to references without a rule: {', '.join(words)}, text "
+        f"rows {rest:.4f}; a text prompt's {middle:.4f}, {SINGLE:.0%} of its rows within "
+        f"{single:.4f}; nearest to its limit: {worst}, {kinds[worst] / limits[worst]:.0%}"
+    )
+    return near and apart, detail
+
+
+def kind_medians(ids: torch.Tensor, errors: torch.Tensor) -> dict[str, float]:
+    """Median of ``errors`` (n,) over the rows of each kind of image token that ``ids`` have."""
+    kinds = _kind(ids)
+    return {
+        name: float(errors[kinds == kind].median())
+        for kind, name in enumerate(KINDS)
+        if bool((kinds == kind).any())
+    }
+
+
+def _kind(ids: torch.Tensor) -> torch.Tensor:
+    """Number of each token's kind; -1 for text."""
+    kinds = ids - SENTINEL_FIRST
+    return torch.where((kinds >= 0) & (kinds < len(KINDS)), kinds, -1)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,25 @@ from pathlib import Path
 
 import torch
 from gpu import reference_weights
+from gpu.reference_image import (
+    END,
+    IMAGE,
+    KINDS,
+    NEWLINE,
+    PAD,
+    PLACEHOLDER_ID,
+    SENTINEL_FIRST,
+    START,
+    block_of,
+)
 from gpu.reference_lm import Prompt
 from torch.nn import functional as F
 
-from vision_exp.layout import PLACEHOLDER_ID, SENTINEL_FIRST, TokenType, build_block
-
 _LEARNED = {
-    TokenType.START: "image_start",
-    TokenType.PAD: "image_pad",
-    TokenType.NEWLINE: "image_newline",
-    TokenType.END: "image_end",
+    START: "image_start",
+    PAD: "image_pad",
+    NEWLINE: "image_newline",
+    END: "image_end",
 }
 #: The tower's own epsilon; the language model's rms_norm_eps does not reach it.
 _EPS = 1e-6
@@ -53,7 +62,7 @@ class ReferenceVision:
         return self._linear("aligner.w2", F.gelu(self._linear("aligner.w1", merged)))
 
     def prompt(self, ids: list[int], images: list) -> Prompt:
-        """Expands each placeholder id in ``ids`` by the next of ``images`` (ImagePatches)."""
+        """Expands each placeholder id in ``ids`` by the next of ``images`` (patches and grids)."""
         tokens: list[int] = []
         rows: list[torch.Tensor] = []
         spans: list[tuple[int, int]] = []
@@ -65,19 +74,19 @@ class ReferenceVision:
                 continue
             image = queue.pop(0)
             start = len(tokens)
-            block = build_block(image.llm_grid, start)
-            values = torch.empty(len(block.types), self.embed.shape[1], device=self.embed.device)
+            types, shown = block_of(image.llm_grid, start)
+            kinds = torch.tensor(types, device=self.embed.device)
+            values = torch.empty(len(types), self.embed.shape[1], device=self.embed.device)
             for kind, name in _LEARNED.items():
-                values[(block.types == kind).to(values.device)] = self.weights[name]
-            picture = self.rows(image.patches, image.vit_grid)[block.perm.long().to(values.device)]
-            values[(block.types == TokenType.IMAGE).to(values.device)] = picture
-            tokens += [SENTINEL_FIRST + int(kind) for kind in block.types]
+                values[kinds == kind] = self.weights[name]
+            values[kinds == IMAGE] = self.rows(image.patches, image.vit_grid)[shown]
+            tokens += [SENTINEL_FIRST + kind for kind in types]
             rows.append(values)
             spans.append((start + 3 - start % 4, len(tokens) - 1))
         if queue:
             raise ValueError(f"{len(queue)} images more than placeholders")
         ids_tensor = torch.tensor(tokens)
-        image_rows = (ids_tensor >= SENTINEL_FIRST) & (ids_tensor < SENTINEL_FIRST + len(TokenType))
+        image_rows = (ids_tensor >= SENTINEL_FIRST) & (ids_tensor < SENTINEL_FIRST + len(KINDS))
         return Prompt(ids_tensor, torch.cat(rows), image_rows, spans)
 
     def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
