@@ -5,38 +5,30 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+from vision_exp.validate_reply import Answer, BadReply, answer_of, names_of
+
+CHAT = "/chat/completions"
 
 
 class Refused(Exception):
     """The server answered with an HTTP error: ``status`` and the start of its body."""
 
     def __init__(self, status: int, body: str) -> None:
-        super().__init__(f"HTTP {status}: {body[:300]}")
+        super().__init__(f"HTTP {status}: {' '.join(body.split())[:300]}")
         self.status = status
 
 
 class Unreachable(Exception):
-    """No HTTP answer at all."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Text, tokens with their alternatives where the server gives them, prompt length in tokens.
-
-    ``tokens``: one dict per generated token, token text -> log-probability, the chosen one first.
-    """
-
-    text: str
-    prompt_tokens: int
-    tokens: list[dict[str, float]] = field(default_factory=list)
+    """No HTTP answer, or one that broke off."""
 
 
 @dataclass
 class Client:
-    """``url`` is the base with ``/v1``. ``salt`` goes along as vLLM's ``cache_salt`` when given."""
+    """``url`` is the base with ``/v1``; ``timeout`` is in seconds, for each wait of a request."""
 
     url: str
     model: str = ""
@@ -44,8 +36,8 @@ class Client:
     timeout: float = 120.0
 
     def models(self) -> list[str]:
-        """Names that the server serves. Raises Refused or Unreachable."""
-        return [entry["id"] for entry in self._json("GET", "/models")["data"]]
+        """Names that the server serves. Raises Refused, Unreachable or BadReply."""
+        return names_of(self._json("GET", "/models"), self.url + "/models")
 
     def ask(
         self,
@@ -55,83 +47,94 @@ class Client:
         salt: str = "",
         before: list[dict[str, Any]] | None = None,
     ) -> Answer:
-        """One greedy answer to one user message. Raises Refused or Unreachable."""
-        body = self._body(content, max_tokens, salt, before or [])
-        reply = self._json("POST", "/chat/completions", body)
-        choice = reply["choices"][0]
-        listed = (choice.get("logprobs") or {}).get("content") or []
-        return Answer(
-            text=choice["message"].get("content") or "",
-            prompt_tokens=int(reply["usage"]["prompt_tokens"]),
-            tokens=[_alternatives(entry) for entry in listed],
-        )
+        """One greedy answer to one user message. ``salt`` goes along as vLLM's ``cache_salt``.
+
+        Raises Refused, Unreachable or BadReply.
+        """
+        body = self.body(content, max_tokens, salt, before or [])
+        return answer_of(self._json("POST", CHAT, body), self.url + CHAT)
 
     def cancel(self, content: list[dict[str, Any]], *, max_tokens: int = 400) -> int:
         """Starts a streamed answer, hangs up after its first piece; bytes read until then."""
-        body = self._body(content, max_tokens, "", []) | {"stream": True}
-        connection, response = self._open("POST", "/chat/completions", body)
+        connection = self.send("POST", CHAT, self.body(content, max_tokens) | {"stream": True})
+        response = self.reply(connection, CHAT)
         try:
             return len(response.read1(4096))
         finally:
             connection.close()
 
-    def _body(
-        self, content: list[dict[str, Any]], max_tokens: int, salt: str, before: list[Any]
+    def body(
+        self,
+        content: list[dict[str, Any]],
+        max_tokens: int,
+        salt: str = "",
+        before: list[dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
+        """A chat request, as the server wants it."""
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [*before, {"role": "user", "content": content}],
+            "messages": [*(before or []), {"role": "user", "content": content}],
             "max_tokens": max_tokens,
             "temperature": 0,
             "logprobs": True,
             "top_logprobs": 5,
         }
-        if salt:
-            body["cache_salt"] = salt
-        return body
+        return body | ({"cache_salt": salt} if salt else {})
 
-    def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        connection, response = self._open(method, path, body)
-        try:
-            return json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Unreachable(f"{self.url}{path}: broken answer: {error}") from error
-        finally:
-            connection.close()
-
-    def _open(
+    def send(
         self, method: str, path: str, body: dict[str, Any] | None
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    ) -> http.client.HTTPConnection:
+        """A connection on which the request was sent; the reply is not waited for.
+
+        Raises Unreachable.
+        """
         parts = urlsplit(self.url)
         headers = {"Content-Type": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
+        secure = parts.scheme == "https"
+        host, port = parts.hostname or "", parts.port
+        if port is None:  # else http.client looks for one in the host, and an IPv6 zone is none
+            port = 443 if secure else 80
         connection: http.client.HTTPConnection
-        if parts.scheme == "https":
+        if secure:
             context = ssl.create_default_context()
             connection = http.client.HTTPSConnection(
-                parts.netloc, timeout=self.timeout, context=context
+                host, port, timeout=self.timeout, context=context
             )
         else:
-            connection = http.client.HTTPConnection(parts.netloc, timeout=self.timeout)
+            connection = http.client.HTTPConnection(host, port, timeout=self.timeout)
         try:
             data = None if body is None else json.dumps(body)
             connection.request(method, parts.path.rstrip("/") + path, data, headers)
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # a host's odd labels
+            connection.close()
+            raise Unreachable(f"{self.url}{path}: {error or type(error).__name__}") from error
+        return connection
+
+    def reply(self, connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
+        """The reply's head. Raises Refused or Unreachable, with the connection closed."""
+        try:
             response = connection.getresponse()
+            if response.status == 200:
+                return response
+            words = response.read(2000).decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise Unreachable(f"{self.url}{path}: {error}") from error
-        if response.status != 200:
-            words = response.read(2000).decode(errors="replace")
+            raise Unreachable(f"{self.url}{path}: {error or type(error).__name__}") from error
+        connection.close()
+        raise Refused(response.status, words)
+
+    def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        connection = self.send(method, path, body)
+        response = self.reply(connection, path)
+        try:
+            data = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(f"{self.url}{path}: the answer broke off: {error}") from error
+        finally:
             connection.close()
-            raise Refused(response.status, words)
-        return connection, response
-
-
-def _alternatives(entry: dict[str, Any]) -> dict[str, float]:
-    chosen = {entry["token"]: float(entry["logprob"])}
-    return chosen | {
-        other["token"]: float(other["logprob"])
-        for other in entry.get("top_logprobs") or []
-        if other["token"] != entry["token"]
-    }
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise BadReply(f"{self.url}{path}", f"no JSON, but {data[:80]!r}") from error

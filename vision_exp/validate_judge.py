@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from vision_exp.validate_client import Answer
+from vision_exp.validate_reply import Answer
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 

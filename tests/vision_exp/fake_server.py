@@ -9,17 +9,20 @@ from __future__ import annotations
 import base64
 import io
 import json
+import random
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from vision_exp import validate_checks, validate_pictures
+from vision_exp import validate_pictures, validate_taken
 from vision_exp.layout import leading_pads
 
 FAULTS = {
@@ -36,6 +39,54 @@ FAULTS = {
     "wrong length": "pictures of all shapes",
     "no CMYK": "formats and colour modes",
 }
+#: Faults that no single check is there to find.
+OTHER_FAULTS = {
+    "company moves chances": "beside another request, other log-probabilities of the same word",
+    "short streams": "streamed answers are complete at once",
+    "no prefill": "the first token comes at once",
+    "few alternatives": "no more than five alternatives a token",
+    "strict": "no fields but OpenAI's",
+    "no model": "/models lists none",
+    "paths count": "nothing is served outside /v1",
+    "no usage": "replies without usage",
+    "no choices": "replies with no choices",
+    "no JSON": "replies in HTML",
+}
+#: How a stand-in answers, other than sense: the server's repeats, its pictures, its reasoning.
+MINDS = {
+    "letters": "one of four letters at random, nothing else",
+    "letters with chances": "a random letter each time, with random log-probabilities",
+    "noisy": "random weights: log-probabilities of the prompt, moving by 0.2 nats each time",
+    "noisy and blind": "the same, but the pictures do not matter",
+    "exact and blind": "the same, without any movement",
+    "empty": "content null, nothing else",
+    "thinks": "reasoning in place of content, unless asked not to think",
+    "always thinks": "reasoning in place of content, whatever it is asked",
+}
+TOKENS = [chr(letter) for letter in range(ord("A"), ord("z") + 1)]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is answered: ``chances`` has one dict per token, text -> log-probability."""
+
+    text: str | None
+    length: int
+    chances: tuple[dict[str, float], ...] = ()
+    reasoning: str | None = None
+
+    def choice(self, alternatives: int) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self.text, "reasoning": self.reasoning}
+        listed = []
+        for chances in self.chances:
+            ranked = sorted(chances.items(), key=lambda item: -item[1])[:alternatives]
+            top = [{"token": token, "logprob": chance} for token, chance in ranked]
+            listed.append(top[0] | {"top_logprobs": top})
+        return {
+            "message": message,
+            "finish_reason": "stop",
+            "logprobs": {"content": listed} if alternatives and listed else None,
+        }
 
 
 class Failure(Exception):
@@ -47,14 +98,19 @@ class Failure(Exception):
 class Brain:
     """State of the stand-in: its fault, whether it answers sense, the requests it is inside of."""
 
-    def __init__(self, fault: str, trained: bool) -> None:
-        self.fault, self.trained = fault, trained
+    def __init__(self, fault: str, trained: bool, mind: str) -> None:
+        if fault not in ("", *FAULTS, *OTHER_FAULTS) or mind not in ("", *MINDS):
+            raise ValueError(f"no such fault or mind: {fault!r}, {mind!r}")
+        self.fault, self.trained, self.mind = fault, trained, mind
+        self.random = random.Random(7)
         self.lock = threading.Lock()
         self.inside: list[Image.Image] = []
-        self.broken = False
-        self.block = validate_checks._expected_tokens()
+        self.broken = self.crowded = False
+        self.visitors = 0
+        self.block = validate_taken.expected_tokens()
 
-    def answer(self, body: dict[str, Any]) -> tuple[str, int]:
+    def answer(self, body: dict[str, Any]) -> Said:
+        self.look_at_fields(body)
         parts = [part for message in body["messages"] for part in _parts(message)]
         if self.fault != "system image taken":
             for message in body["messages"]:
@@ -63,9 +119,64 @@ class Brain:
         images = [self.picture(part) for part in parts if part["type"] == "image_url"]
         text = "\n\n".join(part["text"] for part in parts if part["type"] == "text")
         length = self.length(parts, images)
+        if self.fault == "pictures mixed up" and images:
+            images = self.someone_elses(images)
+        if self.mind.startswith(("letters", "noisy", "exact")):
+            return self.random_words(text, images, length, body["max_tokens"])
+        if self.mind == "empty":
+            return Said(None, length)
         if not self.trained:
-            return f"{hash(json.dumps(parts)) % 10**8:08}", length
-        return self.sense(text, images, body), length
+            return Said(f"{hash(json.dumps(parts)) % 10**8:08}", length)
+        asked = body.get("chat_template_kwargs", {"thinking": True})
+        if "thinks" in self.mind and (self.mind == "always thinks" or asked["thinking"]):
+            return Said(None, length, reasoning=f"Let me see the {len(images)} pictures")
+        text = self.sense(text, images, body)
+        if self.fault == "company moves chances":
+            # The likeliest word stays the likeliest.
+            beside = -0.1 if self.company() else -5.0
+            return Said(text, length, ({text: -0.05, "mauve": beside},))
+        return Said(text, length)
+
+    def look_at_fields(self, body: dict[str, Any]) -> None:
+        if self.fault == "few alternatives" and body.get("top_logprobs", 0) > 5:
+            raise Failure(400, "top_logprobs is at most 5")
+        known = {"model", "messages", "max_tokens", "temperature", "stream", "logprobs"}
+        if self.fault == "strict" and (unknown := set(body) - known - {"top_logprobs"}):
+            raise Failure(422, f"unknown fields {unknown}")
+
+    def random_words(self, text: str, images: list[Image.Image], length: int, most: int) -> Said:
+        """Some letters, each likely or not by what came before it."""
+        if self.mind == "letters":
+            return Said(self.random.choice("ABCD"), length)
+        blind = "blind" in self.mind
+        said, chances = "", []
+        for _ in range(min(most, 4)):
+            seen = "" if blind else [zlib.crc32(image.tobytes()) for image in images]
+            if self.mind == "letters with chances":
+                known, moving = self.random, 0.0
+            else:
+                known, moving = random.Random(f"{text} {seen} {said}"), 0.2
+            if self.mind.startswith("exact"):
+                moving = 0.0
+            scores = [known.gauss(0, 3) + self.random.gauss(0, moving) for _ in TOKENS]
+            total = float(np.log(np.sum(np.exp(scores))))
+            chances.append({t: s - total for t, s in zip(TOKENS, scores, strict=True)})
+            said += max(chances[-1], key=chances[-1].__getitem__)
+        return Said(said, length, tuple(chances))
+
+    def company(self) -> bool:
+        """Whether another request is being answered now."""
+        with self.lock:
+            self.visitors += 1
+        time.sleep(0.1)
+        with self.lock:
+            self.crowded = self.crowded or self.visitors > 1
+            crowded = self.crowded
+        time.sleep(0.05)
+        with self.lock:
+            self.visitors -= 1
+            self.crowded = self.crowded and self.visitors > 0
+        return crowded
 
     def picture(self, part: dict[str, Any]) -> Image.Image:
         data = base64.b64decode(part["image_url"]["url"].partition(",")[2])
@@ -101,8 +212,6 @@ class Brain:
         for question, word in {"2 + 3": "5", "France": "Paris"}.items():
             if question in text:
                 return word
-        if self.fault == "pictures mixed up" and images:
-            images = self.someone_elses(images)
         if self.broken or (self.fault == "stale prefix" and "Study" in text and _warm(body)):
             return "Purple"
         if "two whole numbers" in text:
@@ -149,40 +258,60 @@ def _red_place(image: Image.Image) -> tuple[float, float]:
 
 
 @contextmanager
-def serving(fault: str = "", *, trained: bool = True) -> Iterator[str]:
+def serving(fault: str = "", *, trained: bool = True, mind: str = "") -> Iterator[str]:
     """The base URL of a stand-in, while the block runs."""
-    brain = Brain(fault, trained)
+    brain = Brain(fault, trained, mind)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.reply(200, {"data": [{"id": "stand-in"}]})
+            if brain.fault == "paths count" and not self.path.startswith("/v1/"):
+                self.reply(404, {"detail": "Not Found"})
+                return
+            names = [{"id": "stand-in"}]
+            self.reply(200, {"data": [] if brain.fault == "no model" else names})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             try:
-                text, length = brain.answer(body)
+                said = brain.answer(body)
             except Failure as error:
                 self.reply(error.status, {"error": str(error)})
                 return
-            if body.get("stream"):
+            if body.get("stream") and brain.fault != "reply not streamed":
                 self.stream()
                 return
-            choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-            self.reply(200, {"choices": [choice], "usage": {"prompt_tokens": length}})
+            choice = said.choice(body.get("top_logprobs", 0))
+            reply = {"choices": [choice], "usage": {"prompt_tokens": said.length}}
+            if brain.fault == "no usage":
+                del reply["usage"]
+            if brain.fault == "no choices":
+                reply["choices"] = []
+            self.reply(200, "<html>" if brain.fault == "no JSON" else reply)
 
         def stream(self) -> None:
             brain.broken = brain.fault == "cancel breaks"
             self.send_response(200)
             self.end_headers()
+            if brain.fault == "error in the stream":
+                self.wfile.write(b'data: {"error": {"message": "no"}}\n\ndata: [DONE]\n\n')
+                return
+            pieces = 2 if brain.fault == "short streams" else 100
             try:
-                for _ in range(100):
-                    self.wfile.write(b"data: {}\n\n")
-                    time.sleep(0.01)
+                self.piece({"role": "assistant", "content": ""})
+                time.sleep(0 if brain.fault == "no prefill" else 0.1)
+                for _ in range(pieces):
+                    self.piece({"content": "white "})
+                    time.sleep(0 if brain.fault == "short streams" else 0.01)
+                self.wfile.write(b"data: [DONE]\n\n")
             except OSError:
                 return
 
-        def reply(self, status: int, content: dict[str, Any]) -> None:
-            data = json.dumps(content).encode()
+        def piece(self, delta: dict[str, Any]) -> None:
+            event = {"choices": [{"delta": delta, "finish_reason": None}]}
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+        def reply(self, status: int, content: dict[str, Any] | str) -> None:
+            data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

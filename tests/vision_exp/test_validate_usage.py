@@ -1,0 +1,169 @@
+"""The validator's command line: what cannot be done is said first, with what to type, and never
+looks like a failed check."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vision_exp import validate, validate_run, validate_usage
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import fake_server
+
+#: Nothing listens there: what gets as far as asking it ends with exit 3.
+NOBODY = "http://127.0.0.1:9/v1"
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """Exit code, first and last line of what is said."""
+    code = validate.main(list(argv))
+    lines = capsys.readouterr().err.splitlines()
+    assert not any("Traceback" in line for line in lines)
+    assert lines[0].startswith("[vision-exp] ")
+    assert "Nothing was checked." in lines[0]
+    assert lines[-1].startswith("next: ")
+    return code, lines[0], lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "cause", "hint"),
+    [
+        ([], "--url", "--url http://HOST:PORT/v1"),
+        (["--url", ""], "no host", "--url http://HOST:PORT/v1"),
+        (["--url", "127.0.0.1:8000/v1"], "has no scheme: add http://", "http://127.0.0.1:8000/v1"),
+        (["--url", "localhost:8000/v1"], "has no scheme: add http://", "http://localhost:8000/v1"),
+        (["--url", "http://h:notaport/v1"], "'notaport'", "--url http://HOST:PORT/v1"),
+        (["--url", "http://h:70000/v1"], "0-65535", "--url http://HOST:PORT/v1"),
+        (["--url", "http://[::1/v1"], "http://[::1/v1", "--url http://HOST:PORT/v1"),
+        (["--url", "http://a b/v1"], "characters", "--url http://HOST:PORT/v1"),
+        (["--url", "ftp://h/v1"], "scheme ftp", "--url http://HOST:PORT/v1"),
+        (["--url", "http://h/v1?key=1"], "base URL", "--url http://HOST:PORT/v1"),
+        (["--url", "http://me:secret@h/v1"], "user name", "--api-key KEY"),
+        (["--url", NOBODY, "--timeout", "-1"], "--timeout -1", "--timeout 120"),
+        (["--url", NOBODY, "--timeout", "nan"], "--timeout nan", "--timeout 120"),
+        (["--url", NOBODY, "--timeout", "soon"], "--timeout soon", "--timeout 120"),
+        (["--url", NOBODY, "--api-key", "ab\ncd"], "--api-key has a line break", "--api-key"),
+        (["--url", NOBODY, "--api-key", "schlüssel"], "--api-key", "--api-key"),
+        (["--url", NOBODY, "--verbose"], "--verbose", "--help"),
+    ],
+)
+def test_bad_usage(
+    argv: list[str], cause: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, first, last = _refusal(capsys, *argv)
+    assert code == validate_usage.USAGE
+    assert cause in first
+    assert hint in last
+    assert "secret" not in first and "cd" not in first.partition("--api-key")[2]
+
+
+def test_a_file_for_the_result_is_looked_at_before_the_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, first, last = _refusal(capsys, "--url", NOBODY, "--json", str(tmp_path))
+    assert code == validate_usage.USAGE
+    assert "is a folder" in first and f"--json {tmp_path / 'validate.json'}" in last
+    missing = tmp_path / "none"
+    code, first, last = _refusal(capsys, "--url", NOBODY, "--json", str(missing / "a.json"))
+    assert code == validate_usage.USAGE
+    assert f"there is no folder {missing}" in first and last == f"next: mkdir -p {missing}"
+    assert not missing.exists()
+    code, _, _ = _refusal(capsys, "--url", NOBODY, "--json", str(tmp_path / "a.json"))
+    assert code == validate_usage.NO_SERVER
+    assert not (tmp_path / "a.json").exists()
+
+
+def test_a_result_that_cannot_be_written_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "folder" / "a.json"
+    out.parent.mkdir()
+    monkeypatch.setattr(validate_run, "CHECKS", {"gone": lambda lab: out.parent.rmdir()})
+    monkeypatch.setattr(validate_run, "run", lambda name, check, lab: check(lab) or {"state": "x"})
+    with fake_server.serving() as url:
+        assert validate.main(["--url", url, "--json", str(out)]) == validate_usage.NOT_WRITTEN
+    assert "cannot be written" in capsys.readouterr().err.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "odd"),
+    [
+        ("no model", "/models replied oddly: it names no model"),
+        ("no usage", "/chat/completions replied oddly: no object 'usage'"),
+        ("no choices", "/chat/completions replied oddly: 'choices' is empty"),
+        ("no JSON", "/chat/completions replied oddly: no JSON, but b'<html>'"),
+    ],
+)
+def test_odd_replies(fault: str, odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server.serving(fault) as url:
+        code, first, _ = _refusal(capsys, "--url", url)
+    assert code == validate_usage.NO_SERVER
+    assert url + odd in first
+
+
+def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    code, first, last = _refusal(capsys, "--url", NOBODY, "--timeout", "2")
+    assert code == validate_usage.NO_SERVER
+    assert "no usable server" in first and NOBODY in first
+    assert f"curl {NOBODY}/models" in last
+
+
+@pytest.mark.parametrize("host", ["[fe80::1%25nowhere]", "x" * 70, ".odd"])
+def test_hosts_that_cannot_be(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, _ = _refusal(capsys, "--url", f"http://{host}/v1", "--timeout", "2")
+    assert code == validate_usage.NO_SERVER
+
+
+def test_a_base_url_without_its_path(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server.serving("paths count") as url:
+        code, first, last = _refusal(capsys, "--url", url.removesuffix("/v1"))
+    assert code == validate_usage.NO_SERVER
+    assert "HTTP 404" in first and "/v1" in last
+
+
+def test_help_names_the_exit_codes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vision_exp.validate", "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    for code in ("0    no check failed", "1    a check failed", "2    bad usage", "3    no usable"):
+        assert code in done.stdout
+
+
+def test_an_error_of_the_tool_is_no_failed_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(options: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(validate_run, "enter", broken)
+    with pytest.raises(SystemExit) as stopped:
+        validate.main(["--url", NOBODY])
+    assert stopped.value.code == validate_usage.UNEXPECTED
+    assert "an error inside this tool" in capsys.readouterr().err
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(validate_run, "enter", stopped)
+    assert validate.main(["--url", NOBODY]) == validate_usage.INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_the_result_is_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "a.json"
+    name = "a picture in a system message"
+    monkeypatch.setattr(validate_run, "CHECKS", {name: validate_run.CHECKS[name]})
+    with fake_server.serving() as url:
+        assert validate.main(["--url", url + "/", "--json", str(out)]) == validate_usage.FINE
+    found = json.loads(out.read_text())
+    assert found["url"] == url and found["passed"] == 1
+    assert found["noise_nats"] == 0

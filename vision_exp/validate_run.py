@@ -1,0 +1,119 @@
+"""The validator's list of checks, what it finds out of a server first, and how a check is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vision_exp import validate_checks as checks
+from vision_exp import validate_pictures as pictures
+from vision_exp import validate_taken as taken
+from vision_exp.validate_client import Client, Refused, Unreachable
+from vision_exp.validate_judge import FAILED, NEAR_TIE, SKIPPED, Verdict
+from vision_exp.validate_probe import coordinates
+from vision_exp.validate_reply import BadReply
+from vision_exp.validate_usage import COMMAND, EXAMPLE, NO_SERVER, Options, Stop
+
+CHECKS: dict[str, Callable[[checks.Lab], Verdict]] = {
+    "two concurrent image requests": checks.concurrent(2),
+    "three concurrent image requests": checks.concurrent(3),
+    "each request its own picture": checks.own_picture,
+    "the same picture twice": checks.same_twice,
+    "one picture at every offset": checks.offsets,
+    "pictures in another order": checks.reordered,
+    "a prefix fork": checks.prefix_fork,
+    "a cancelled request": checks.cancelled,
+    "a bad image, then a good one": checks.bad_then_good,
+    "a picture in a system message": taken.system_image,
+    "pictures of all shapes": taken.shapes,
+    "formats and colour modes": taken.formats,
+    "positions in a picture": coordinates,
+}
+#: Text questions that any trained chat model answers; they decide whether content can be judged.
+SENSE = {
+    "What is 2 + 3? Answer with one digit.": "5",
+    "What is the capital of France? Answer with one word.": "paris",
+}
+
+
+def enter(options: Options) -> checks.Lab:
+    """What has to be known of the server first. Raises Stop where it cannot be used."""
+    client = Client(options.url, options.model, options.key, options.timeout)
+    try:
+        return explore(client)
+    except (Unreachable, Refused, BadReply) as error:
+        words = f"no usable server: {_at(options, error)}. Nothing was checked."
+        raise Stop(NO_SERVER, words, _next(options, error)) from error
+
+
+def _at(options: Options, error: Exception) -> str:
+    """The error with the URL; only what a server refuses comes without."""
+    return f"{options.url} answers {error}" if isinstance(error, Refused) else str(error)
+
+
+def _next(options: Options, error: Exception) -> str:
+    """What to type after the server could not be used."""
+    if isinstance(error, BadReply):
+        return f"{COMMAND} --url {EXAMPLE}   (the base URL of an OpenAI-compatible chat server)"
+    status = error.status if isinstance(error, Refused) else 0
+    if status in (401, 403):
+        return f"{COMMAND} --url {options.url} --api-key KEY"
+    if status == 404 and not options.url.endswith("/v1"):
+        return f"{COMMAND} --url {EXAMPLE}   (the base URL, up to and with /v1)"
+    if status == 404 and options.model:
+        return f"curl {options.url}/models   (has the names that --model takes)"
+    return (
+        f"curl {options.url}/models   (must list the models; else start the server, or mend --url)"
+    )
+
+
+def explore(client: Client) -> checks.Lab:
+    """Finds the model's name, whether it answers sense, its noise.
+
+    Raises Refused, Unreachable or BadReply.
+    """
+    client.model = client.model or client.models()[0]
+    answers = {
+        question: client.ask([pictures.words(question)], max_tokens=16) for question in SENSE
+    }
+    trained = all(SENSE[question] in answer.text.lower() for question, answer in answers.items())
+    try:
+        client.ask([pictures.words("Hello")], max_tokens=1, salt="vision-exp")
+        salts = True
+    except Refused:
+        salts = False
+    print(f"model {client.model} at {client.url}")
+    if not trained:
+        told = {question: answer.text for question, answer in answers.items()}
+        print(f"It answers no sense ({told}): checks of content will be skipped.")
+    lab = checks.Lab(client, trained, salts)
+    noise = checks.own_noise(lab)
+    if noise > NEAR_TIE:
+        print(
+            f"Asked again alone, its answers move by {noise:.2f} nats: it is not reproducible, and "
+            "answers that part by no more than that will not be judged."
+        )
+    return dataclasses.replace(lab, noise=noise)
+
+
+def run(name: str, check: Callable[[checks.Lab], Verdict], lab: checks.Lab) -> dict[str, Any]:
+    """One check; what the server refuses, drops or replies oddly on the way is its failure."""
+    started = time.monotonic()
+    try:
+        found = check(lab)
+    except (Refused, Unreachable) as error:
+        found = Verdict(FAILED, "a request of this check against any answer", str(error))
+    except BadReply as error:
+        found = Verdict(FAILED, "the form of an answer", str(error))
+    seconds = time.monotonic() - started
+    print(f"{found.state:8} {name} ({seconds:.1f} s)\n         compared: {found.compared}")
+    print(f"         {'why' if found.state == SKIPPED else 'found'}: {found.detail}", flush=True)
+    return {
+        "name": name,
+        "state": found.state,
+        "compared": found.compared,
+        "detail": found.detail,
+        "seconds": round(seconds, 2),
+    }
