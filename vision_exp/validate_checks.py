@@ -30,12 +30,14 @@ class Lab:
     """The server, and what was found out about it: answers sense, takes ``cache_salt``.
 
     ``noise``: nats by which answers to one request alone move from repeat to repeat.
+    ``senseless``: why content cannot be judged.
     """
 
     client: Client
     trained: bool
     salts: bool
     noise: float = 0.0
+    senseless: str = "the model does not answer sense"
 
     def same(self, left: Answer, right: Answer) -> tuple[bool | None, str]:
         """Whether two answers are the same, None within the server's own noise; and in words."""
@@ -83,7 +85,7 @@ def concurrent(count: int) -> Callable[[Lab], Verdict]:
 def own_picture(lab: Lab) -> Verdict:
     compared = "the colour named against the colour drawn, six pictures at once, same question"
     if not lab.trained:
-        return skipped(compared, "the model does not answer sense")
+        return skipped(compared, lab.senseless)
     answers = lab.at_once([shows(c, 40 + i) for i, c in enumerate(pictures.COLOURS)])
     wrong = [
         f"{colour} called {answer.text!r}"

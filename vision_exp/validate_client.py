@@ -5,13 +5,31 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from vision_exp.validate_reply import Answer, BadReply, answer_of, names_of
 
 CHAT = "/chat/completions"
+#: DeepSeek-V4's rendering in vLLM thinks if either is true, also as a default of the server.
+NO_THINKING: dict[str, Any] = {
+    "chat_template_kwargs": {"thinking": False, "enable_thinking": False}
+}
+LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 20}
+FEW_LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 5}
+#: What is asked of every request, the best first: servers refuse fields that they do not know, and
+#: more alternatives than they were started for.
+FORMS: tuple[dict[str, Any], ...] = (
+    NO_THINKING | LOGPROBS,
+    NO_THINKING | FEW_LOGPROBS,
+    LOGPROBS,
+    FEW_LOGPROBS,
+    NO_THINKING,
+    {},
+)
+#: Statuses by which servers refuse a field of a request.
+UNKNOWN_FIELD = (400, 422)
 
 
 class Refused(Exception):
@@ -28,12 +46,16 @@ class Unreachable(Exception):
 
 @dataclass
 class Client:
-    """``url`` is the base with ``/v1``; ``timeout`` is in seconds, for each wait of a request."""
+    """``url`` is the base with ``/v1``; ``timeout`` is in seconds, for each wait of a request.
+
+    ``form``: fields that go along with every request, one of `FORMS`.
+    """
 
     url: str
     model: str = ""
     key: str = ""
     timeout: float = 120.0
+    form: dict[str, Any] = field(default_factory=lambda: dict(LOGPROBS))
 
     def models(self) -> list[str]:
         """Names that the server serves. Raises Refused, Unreachable or BadReply."""
@@ -71,13 +93,11 @@ class Client:
         before: list[dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
         """A chat request, as the server wants it."""
-        body: dict[str, Any] = {
+        body: dict[str, Any] = self.form | {
             "model": self.model,
             "messages": [*(before or []), {"role": "user", "content": content}],
             "max_tokens": max_tokens,
             "temperature": 0,
-            "logprobs": True,
-            "top_logprobs": 5,
         }
         return body | ({"cache_salt": salt} if salt else {})
 

@@ -10,10 +10,17 @@ from typing import Any
 from vision_exp import validate_checks as checks
 from vision_exp import validate_pictures as pictures
 from vision_exp import validate_taken as taken
-from vision_exp.validate_client import Client, Refused, Unreachable
+from vision_exp.validate_client import (
+    FORMS,
+    NO_THINKING,
+    UNKNOWN_FIELD,
+    Client,
+    Refused,
+    Unreachable,
+)
 from vision_exp.validate_judge import FAILED, NEAR_TIE, SKIPPED, Verdict
 from vision_exp.validate_probe import coordinates
-from vision_exp.validate_reply import BadReply
+from vision_exp.validate_reply import Answer, BadReply
 from vision_exp.validate_usage import COMMAND, EXAMPLE, NO_SERVER, Options, Stop
 
 CHECKS: dict[str, Callable[[checks.Lab], Verdict]] = {
@@ -36,6 +43,7 @@ SENSE = {
     "What is 2 + 3? Answer with one digit.": "5",
     "What is the capital of France? Answer with one word.": "paris",
 }
+SENSE_TOKENS = 16
 
 
 def enter(options: Options) -> checks.Lab:
@@ -70,15 +78,18 @@ def _next(options: Options, error: Exception) -> str:
 
 
 def explore(client: Client) -> checks.Lab:
-    """Finds the model's name, whether it answers sense, its noise.
+    """Finds the model's name, which fields the server takes, whether it answers sense, its noise.
 
     Raises Refused, Unreachable or BadReply.
     """
     client.model = client.model or client.models()[0]
+    client.form = form_of(client)
     answers = {
-        question: client.ask([pictures.words(question)], max_tokens=16) for question in SENSE
+        question: client.ask([pictures.words(question)], max_tokens=SENSE_TOKENS)
+        for question in SENSE
     }
     trained = all(SENSE[question] in answer.text.lower() for question, answer in answers.items())
+    why = "" if trained else senseless(list(answers.values()), client.form)
     try:
         client.ask([pictures.words("Hello")], max_tokens=1, salt="vision-exp")
         salts = True
@@ -86,9 +97,9 @@ def explore(client: Client) -> checks.Lab:
         salts = False
     print(f"model {client.model} at {client.url}")
     if not trained:
-        told = {question: answer.text for question, answer in answers.items()}
-        print(f"It answers no sense ({told}): checks of content will be skipped.")
-    lab = checks.Lab(client, trained, salts)
+        told = {question: answer.text or answer.reasoning for question, answer in answers.items()}
+        print(f"{why[0].upper()}{why[1:]} ({told}): checks of content will be skipped.")
+    lab = checks.Lab(client, trained, salts, senseless=why)
     noise = checks.own_noise(lab)
     if noise > NEAR_TIE:
         print(
@@ -96,6 +107,36 @@ def explore(client: Client) -> checks.Lab:
             "answers that part by no more than that will not be judged."
         )
     return dataclasses.replace(lab, noise=noise)
+
+
+def form_of(client: Client) -> dict[str, Any]:
+    """The first of `FORMS` that the server takes. Raises what it says to the last of them."""
+    for form in FORMS[:-1]:
+        client.form = form
+        try:
+            client.ask([pictures.words("Hello")], max_tokens=1)
+        except Refused as error:
+            if error.status not in UNKNOWN_FIELD:
+                raise
+        else:
+            return form
+    client.form = FORMS[-1]
+    client.ask([pictures.words("Hello")], max_tokens=1)
+    return client.form
+
+
+def senseless(answers: list[Answer], form: dict[str, Any]) -> str:
+    """Why an untrained model's content is not judged, as far as its answers to `SENSE` tell."""
+    if any(answer.reasoning and not answer.text for answer in answers):
+        asked = (
+            "although it was asked not to think"
+            if NO_THINKING.items() <= form.items()
+            else ("and it does not take chat_template_kwargs, which would stop its thinking")
+        )
+        return f"the server gives reasoning and no content within {SENSE_TOKENS} tokens, {asked}"
+    if not any(answer.text for answer in answers):
+        return "the server's answers are empty"
+    return "the model does not answer sense"
 
 
 def run(name: str, check: Callable[[checks.Lab], Verdict], lab: checks.Lab) -> dict[str, Any]:

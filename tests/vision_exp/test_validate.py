@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vision_exp import validate, validate_pictures, validate_run
-from vision_exp.validate_client import Client
+from vision_exp.validate_client import FORMS, Client
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -73,3 +73,40 @@ def test_random_weights_skip_content_and_say_so(
     assert code == 0
     assert not found["trained"]
     assert "checks of content will be skipped" in capsys.readouterr().out
+
+
+def test_a_thinking_server_is_asked_not_to_think(tmp_path: Path) -> None:
+    with fake_server.serving(mind="thinks") as url:
+        code, states, found = _states(url, tmp_path)
+    assert set(states.values()) == {"passed"}
+    assert found["trained"]
+    assert code == 0
+
+
+def test_a_server_that_only_thinks_is_called_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fake_server.serving(mind="always thinks") as url:
+        _, states, found = _states(url, tmp_path)
+    reason = "reasoning and no content within 16 tokens, although it was asked not to think"
+    assert reason in capsys.readouterr().out
+    for check in found["checks"]:
+        if check["name"] in CONTENT_CHECKS:
+            assert check["state"] == "skipped" and reason in check["detail"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "form"), [("", FORMS[0]), ("few alternatives", FORMS[1]), ("strict", FORMS[2])]
+)
+def test_a_server_gets_the_fields_that_it_takes(fault: str, form: dict[str, Any]) -> None:
+    with fake_server.serving(fault) as url:
+        lab = validate_run.explore(Client(url))
+    assert lab.client.form == form
+    assert lab.trained
+    assert lab.salts == (fault != "strict")
+
+
+def test_without_a_salt_no_answer_is_surely_cold() -> None:
+    with fake_server.serving("strict") as url:
+        found = _run("a prefix fork", url)
+    assert found["state"] == "skipped" and "cache_salt" in found["detail"]
