@@ -20,9 +20,11 @@ from vision_exp.validate_judge import (
     verdict,
 )
 from vision_exp.validate_reply import Answer
+from vision_exp.validate_stream import Cut, cancel, cancel_early
 
 Content = list[dict[str, Any]]
 NAME_COLOUR = "What colour is the disc? Answer with one word."
+LONG_STORY = "Tell a story about this picture, of at least a thousand words."
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ class Lab:
             return list(pool.map(self.ask, contents))
 
 
-def shows(colour: str, seed: int) -> Content:
+def shows(colour: str, seed: int, question: str = NAME_COLOUR) -> Content:
     picture = pictures.part(pictures.disc(colour, seed))
-    return [picture, pictures.words(NAME_COLOUR)]
+    return [picture, pictures.words(question)]
 
 
 def own_noise(lab: Lab, requests: int = 3, repeats: int = 4) -> float:
@@ -167,12 +169,32 @@ def prefix_fork(lab: Lab) -> Verdict:
 def cancelled(lab: Lab) -> Verdict:
     content = shows("black", 100)
     before = lab.ask(content)
-    for seed in (101, 102):
-        read = lab.client.cancel(shows("white", seed))
-        if not read:
-            return verdict(False, "a streamed answer", "ended before its first piece")
+    cuts = [cancel(lab.client, shows("white", seed, LONG_STORY)) for seed in (101, 102)]
+    early = cancel_early(lab.client, shows("white", 103, LONG_STORY))
+    compared = "an answer before and after two running answers were hung up on"
+    problem = _not_cut(cuts)
+    if problem:
+        return problem
+    detail = f"hung up after {cuts[0].pieces} and {cuts[1].pieces} pieces"
+    if early.pieces or early.ended or early.error:
+        detail += f", none before its first ({early.error or early.ended or 'it had come'})"
+    else:
+        compared += ", and a third before its first token"
     good, note = lab.same(before, lab.ask(content))
-    return verdict(good, "an answer before and after two requests hung up on", note)
+    return verdict(good, compared, f"{detail}; {note}")
+
+
+def _not_cut(cuts: list[Cut]) -> Verdict | None:
+    """What is said where a stream was not running when it was hung up on."""
+    compared = "two streamed answers: whether they ran when they were hung up on"
+    for cut in cuts:
+        if cut.error:
+            return verdict(False, compared, f"the stream told of an error: {cut.error}")
+        if cut.ended and not cut.pieces:
+            return verdict(False, compared, f"no piece of an answer came: {cut.ended}")
+        if cut.ended:
+            return skipped(compared, f"nothing was hung up on: {cut.ended}")
+    return None
 
 
 def bad_then_good(lab: Lab) -> Verdict:

@@ -76,15 +76,6 @@ class Client:
         body = self.body(content, max_tokens, salt, before or [])
         return answer_of(self._json("POST", CHAT, body), self.url + CHAT)
 
-    def cancel(self, content: list[dict[str, Any]], *, max_tokens: int = 400) -> int:
-        """Starts a streamed answer, hangs up after its first piece; bytes read until then."""
-        connection = self.send("POST", CHAT, self.body(content, max_tokens) | {"stream": True})
-        response = self.reply(connection, CHAT)
-        try:
-            return len(response.read1(4096))
-        finally:
-            connection.close()
-
     def body(
         self,
         content: list[dict[str, Any]],

@@ -33,6 +33,8 @@ FAULTS = {
     "order ignored": "pictures in another order",
     "stale prefix": "a prefix fork",
     "cancel breaks": "a cancelled request",
+    "error in the stream": "a cancelled request",
+    "reply not streamed": "a cancelled request",
     "bad image is 500": "a bad image, then a good one",
     "system image taken": "a picture in a system message",
     "wide refused": "pictures of all shapes",

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from vision_exp import validate, validate_pictures, validate_run
+from vision_exp import validate, validate_pictures, validate_run, validate_stream
+from vision_exp import validate_checks as checks
 from vision_exp.validate_client import FORMS, Client
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -73,6 +74,42 @@ def test_random_weights_skip_content_and_say_so(
     assert code == 0
     assert not found["trained"]
     assert "checks of content will be skipped" in capsys.readouterr().out
+
+
+def test_a_stream_that_is_complete_is_not_hung_up_on() -> None:
+    with fake_server.serving("short streams") as url:
+        found = _run("a cancelled request", url)
+    assert found["state"] == "skipped"
+    assert "nothing was hung up on" in found["detail"]
+
+
+def test_hanging_up_before_the_first_token_is_said_only_where_it_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fake_server.serving() as url:
+        assert "a third before its first token" in _run("a cancelled request", url)["compared"]
+    monkeypatch.setattr(validate_stream, "EARLY", 0.2)
+    with fake_server.serving("no prefill") as url:
+        found = _run("a cancelled request", url)
+    assert found["state"] == "passed"
+    assert "first token" not in found["compared"]
+    assert "none before its first" in found["detail"]
+
+
+def test_what_a_stream_told_is_known() -> None:
+    content = checks.shows("red", 1)
+    expected = {
+        "": ("", ""),
+        "short streams": ("the stream was complete", ""),
+        "error in the stream": ("", "{'message': 'no'}"),
+        "reply not streamed": ("the reply was no stream of events", ""),
+    }
+    for fault, (ended, error) in expected.items():
+        with fake_server.serving(fault) as url:
+            cut = validate_stream.cancel(Client(url), content)
+        assert cut.error == error
+        if not error:  # after which nothing is read
+            assert cut.ended.startswith(ended) and bool(cut.ended) == bool(ended)
 
 
 def test_a_thinking_server_is_asked_not_to_think(tmp_path: Path) -> None:
