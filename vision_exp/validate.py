@@ -3,16 +3,16 @@
     python3 -m vision_exp.validate --url http://localhost:8000/v1 [--json FILE]
 
 For any OpenAI-compatible chat server. Every check says what it compared; what was not checked is
-never called right. On a model that answers no sense (random weights) the checks of content are
-skipped, and said to be. Answers that part by no more than single requests do when they are repeated
-are not judged.
+never called right. Checks of content are skipped on a model that answers no sense (random weights),
+checks that compare answers where a server's own repeats differ so much that a wrong answer could
+not be told from a right one. Both are said to be.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
-import math
 import os
 import sys
 import traceback
@@ -79,12 +79,14 @@ def _run(options: Options) -> int:
 
 
 def _server(options: Options, lab: Lab) -> dict[str, Any]:
+    noise = dataclasses.asdict(lab.noise)
     return {
         "schema": 1,
         "url": options.url,
         "model": lab.client.model,
         "trained": lab.trained,
-        "noise_nats": lab.noise if math.isfinite(lab.noise) else None,
+        "noise_nats": None if lab.noise.lost else lab.noise.moved,
+        "noise": noise,
     }
 
 

@@ -1,21 +1,27 @@
-"""The validator's checks. Each returns a Verdict that says what was compared with what."""
+"""The validator's checks that compare answers. Each Verdict says what was compared with what.
+
+Every answer is held against repeats of its request, and against answers to another picture: where
+those are no further away, nothing is concluded (`validate_judge`).
+"""
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vision_exp import validate_pictures as pictures
 from vision_exp.validate_client import Client, Refused
 from vision_exp.validate_judge import (
+    Noise,
+    Reference,
     Verdict,
     all_same,
     both,
-    judge,
-    movement,
+    noise_of,
     skipped,
     verdict,
 )
@@ -24,26 +30,25 @@ from vision_exp.validate_stream import Cut, cancel, cancel_early
 
 Content = list[dict[str, Any]]
 NAME_COLOUR = "What colour is the disc? Answer with one word."
+#: Its answer, too, depends on the picture.
+IN_FRENCH = "What colour is the disc? Answer in French, with one word."
 LONG_STORY = "Tell a story about this picture, of at least a thousand words."
+#: Answers to a request alone, and to the same request with another picture.
+REPEATS, CONTROLS = 3, 2
 
 
 @dataclass(frozen=True)
 class Lab:
     """The server, and what was found out about it: answers sense, takes ``cache_salt``.
 
-    ``noise``: nats by which answers to one request alone move from repeat to repeat.
-    ``senseless``: why content cannot be judged.
+    ``noise``: of answers to one request alone. ``senseless``: why content cannot be judged.
     """
 
     client: Client
     trained: bool
     salts: bool
-    noise: float = 0.0
+    noise: Noise = field(default_factory=Noise)
     senseless: str = "the model does not answer sense"
-
-    def same(self, left: Answer, right: Answer) -> tuple[bool | None, str]:
-        """Whether two answers are the same, None within the server's own noise; and in words."""
-        return judge(left, right, self.noise)
 
     def ask(self, content: Content, **options: Any) -> Answer:
         return self.client.ask(content, **options)
@@ -55,7 +60,26 @@ class Lab:
 
     def at_once(self, contents: list[Content]) -> list[Answer]:
         with ThreadPoolExecutor(len(contents)) as pool:
-            return list(pool.map(self.ask, contents))
+            return list(pool.map(self.cold, contents))
+
+    def reference(self, content: Content, other: Content) -> Reference:
+        """What ``content`` is answered alone; ``other`` is the same with another picture."""
+        alone = [self.cold(content) for _ in range(REPEATS)]
+        return Reference(alone, [self.cold(other) for _ in range(CONTROLS)])
+
+    def compare(
+        self,
+        pairs: list[tuple[Answer, Reference]],
+        compared: str,
+        *,
+        also: bool = True,
+        detail: str = "",
+    ) -> Verdict:
+        """Passed only if every answer is its reference's and ``also`` is true."""
+        good, note = all_same(pairs, self.noise)
+        if not self.salts:
+            compared += " (without cache_salt, so any answer may be from the server's cache)"
+        return verdict(both(good, also), compared, f"{detail}; {note}" if detail else note)
 
 
 def shows(colour: str, seed: int, question: str = NAME_COLOUR) -> Content:
@@ -63,23 +87,26 @@ def shows(colour: str, seed: int, question: str = NAME_COLOUR) -> Content:
     return [picture, pictures.words(question)]
 
 
-def own_noise(lab: Lab, requests: int = 3, repeats: int = 4) -> float:
-    """The largest movement between answers to one image request, asked alone and cold."""
-    moved = 0.0
+def own_noise(lab: Lab, requests: int = 3, repeats: int = 4) -> Noise:
+    """How answers to one image request, asked alone and cold, move from repeat to repeat."""
+    noise = Noise()
     for index, colour in enumerate(list(pictures.COLOURS)[:requests]):
-        answers = [lab.cold(shows(colour, 200 + index)) for _ in range(repeats)]
-        found = [movement(a, b) for i, a in enumerate(answers) for b in answers[:i]]
-        moved = max(moved, *found)
-    return moved
+        content = shows(colour, 200 + index)
+        noise += noise_of([lab.cold(content) for _ in range(repeats)])
+    return noise
 
 
 def concurrent(count: int) -> Callable[[Lab], Verdict]:
     def check(lab: Lab) -> Verdict:
         contents = [shows(c, i + 10 * count) for i, c in enumerate(list(pictures.COLOURS)[:count])]
         together = lab.at_once(contents)
-        alone = [lab.cold(content) for content in contents]
-        compared = f"{count} image requests at once against each alone"
-        return all_same(list(zip(alone, together, strict=True)), compared, lab.noise)
+        alone = [[lab.cold(content) for _ in range(REPEATS)] for content in contents]
+        references = [
+            Reference(mine, [a for other in alone if other is not mine for a in other])
+            for mine in alone
+        ]
+        compared = f"{count} image requests at once against each alone, three times"
+        return lab.compare(list(zip(together, references, strict=True)), compared)
 
     return check
 
@@ -98,44 +125,45 @@ def own_picture(lab: Lab) -> Verdict:
 
 
 def same_twice(lab: Lab) -> Verdict:
-    one = pictures.part(pictures.disc("red", 60))
-    twin = pictures.part(pictures.disc("red", 61))
-    question = pictures.words("Describe both pictures.")
-    shared, distinct = [one, one, question], [one, twin, question]
-    first = lab.ask(shared)
-    lengths = (first.prompt_tokens, lab.ask(distinct).prompt_tokens)
-    again = lab.ask(shared)
-    good, note = lab.same(first, again)
-    compared = "one picture twice in a prompt: prompt length as for two, answer as when repeated"
-    detail = f"{lengths[0]} and {lengths[1]} prompt tokens; repeated: {note}"
-    return verdict(both(good, lengths[0] == lengths[1]), compared, detail)
+    one, twin = (pictures.part(pictures.disc("red", seed)) for seed in (60, 61))
+    other = pictures.part(pictures.disc("blue", 60))
+    question = pictures.words("Which colours do the discs in the two pictures have?")
+    shared = lab.ask([one, one, question])
+    lengths = (shared.prompt_tokens, lab.ask([one, twin, question]).prompt_tokens)
+    again = lab.ask([one, one, question])
+    reference = lab.reference([one, one, question], [other, other, question])
+    return lab.compare(
+        [(shared, reference), (again, reference)],
+        "one picture twice in a prompt: prompt length as for two, answers as when asked cold",
+        also=lengths[0] == lengths[1],
+        detail=f"{lengths[0]} and {lengths[1]} prompt tokens",
+    )
 
 
 def offsets(lab: Lab) -> Verdict:
     """The block begins with 0 to 3 pads, so that its grid starts on a multiple of four."""
-    picture = pictures.part(pictures.disc("green", 70))
-    texts = ["Look" + " at" * count for count in range(8)]
-    plain = [lab.ask([pictures.words(t)], max_tokens=1).prompt_tokens for t in texts]
-    shown = [lab.ask([pictures.words(t), picture, pictures.words(NAME_COLOUR)]) for t in texts]
-    cold = lab.cold([pictures.words(texts[1]), picture, pictures.words(NAME_COLOUR)])
+    green, red = (pictures.part(pictures.disc(colour, 70)) for colour in ("green", "red"))
+    question = pictures.words(NAME_COLOUR)
+    texts = [pictures.words("Look" + " at" * count) for count in range(8)]
+    plain = [lab.ask([text], max_tokens=1).prompt_tokens for text in texts]
+    shown = [lab.ask([text, green, question]) for text in texts]
     extra = [a.prompt_tokens - length for a, length in zip(shown, plain, strict=True)]
     fits = any(
         len({e - (c - length) % 4 for e, length in zip(extra, plain, strict=True)}) == 1
         for c in range(4)
     )
-    covered = len({length % 4 for length in plain}) == 4
-    good, note = lab.same(cold, shown[1])
     compared = (
         "prompt lengths of one picture after eight texts against the rule of the leading pads; "
-        "a warm answer against a cold one"
+        "a warm answer against cold ones"
     )
-    detail = f"tokens added {extra} after {plain}; {note}"
-    if not covered:
+    if len({length % 4 for length in plain}) != 4:
         return skipped(compared, f"the texts did not reach all four offsets: {plain}")
+    detail = f"tokens added {extra} after {plain}"
     colours = [answer.text for answer in shown if "green" not in answer.text.lower()]
     if lab.trained and colours:
         return verdict(False, compared, f"{detail}; green disc called {colours[0]!r}")
-    return verdict(both(fits, good), compared, detail)
+    reference = lab.reference([texts[1], green, question], [texts[1], red, question])
+    return lab.compare([(shown[1], reference)], compared, also=fits, detail=detail)
 
 
 def reordered(lab: Lab) -> Verdict:
@@ -144,30 +172,38 @@ def reordered(lab: Lab) -> Verdict:
     first = lab.ask([red, blue, question])
     swapped = lab.ask([blue, red, question])
     again = lab.ask([red, blue, question])
-    good, note = lab.same(first, again)
-    compared = "two pictures, swapped, and back: the answer to the first order, asked twice"
-    detail = f"{note}; {first.text!r} and swapped {swapped.text!r}"
+    reference = lab.reference([red, blue, question], [blue, red, question])
+    swapped_reference = Reference(reference.others, reference.alone)
+    compared = "two pictures, swapped, and back: each answer against its order's, asked cold"
+    named = True
     if lab.trained:
         compared += "; the colours' order against the pictures' order"
         order = [a.text.lower().find("red") < a.text.lower().find("blue") for a in (first, swapped)]
         named = all(c in a.text.lower() for a in (first, swapped) for c in ("red", "blue"))
-        good = both(good, named and order == [True, False])
-    return verdict(good, compared, detail)
+        named = named and order == [True, False]
+    return lab.compare(
+        [(first, reference), (again, reference), (swapped, swapped_reference)],
+        compared,
+        also=named,
+        detail=f"{first.text!r} and swapped {swapped.text!r}",
+    )
 
 
 def prefix_fork(lab: Lab) -> Verdict:
     compared = "two questions about one picture, by turns on a shared prefix, against cold answers"
     if not lab.salts:
         return skipped(compared, "the server takes no cache_salt, so no answer is surely cold")
-    start = [pictures.words("Study this. " * 60), pictures.part(pictures.disc("yellow", 90))]
-    forks = [[*start, pictures.words(q)] for q in (NAME_COLOUR, "What is the shape? One word.")]
-    cold = [lab.cold(fork) for fork in forks]
-    warm = [lab.ask(forks[index]) for index in (0, 1, 0, 1)]
-    return all_same(list(zip([*cold, *cold], warm, strict=True)), compared, lab.noise)
+    study = pictures.words("Study this. " * 60)
+    yellow, red = ([study, *shows(colour, 90)[:1]] for colour in ("yellow", "red"))
+    questions = [pictures.words(NAME_COLOUR), pictures.words(IN_FRENCH)]
+    cold = [lab.reference([*yellow, question], [*red, question]) for question in questions]
+    warm = [lab.ask([*yellow, questions[index]]) for index in (0, 1, 0, 1)]
+    return lab.compare(list(zip(warm, [*cold, *cold], strict=True)), compared)
 
 
 def cancelled(lab: Lab) -> Verdict:
     content = shows("black", 100)
+    reference = lab.reference(content, shows("red", 100))
     before = lab.ask(content)
     cuts = [cancel(lab.client, shows("white", seed, LONG_STORY)) for seed in (101, 102)]
     early = cancel_early(lab.client, shows("white", 103, LONG_STORY))
@@ -180,8 +216,8 @@ def cancelled(lab: Lab) -> Verdict:
         detail += f", none before its first ({early.error or early.ended or 'it had come'})"
     else:
         compared += ", and a third before its first token"
-    good, note = lab.same(before, lab.ask(content))
-    return verdict(good, compared, f"{detail}; {note}")
+    pairs = [(before, reference), (lab.ask(content), reference)]
+    return lab.compare(pairs, compared, detail=detail)
 
 
 def _not_cut(cuts: list[Cut]) -> Verdict | None:
@@ -199,6 +235,7 @@ def _not_cut(cuts: list[Cut]) -> Verdict | None:
 
 def bad_then_good(lab: Lab) -> Verdict:
     content = shows("white", 110)
+    reference = lab.reference(content, shows("red", 110))
     before = lab.ask(content)
     broken = {
         "no image": pictures.raw_part(b"this is no image", "image/png"),
@@ -211,15 +248,15 @@ def bad_then_good(lab: Lab) -> Verdict:
             statuses[name] = 200
         except Refused as error:
             statuses[name] = error.status
-    good, note = lab.same(before, lab.ask(content))
-    refused = all(400 <= status < 500 for status in statuses.values())
-    compared = "the status of two bad images against 4xx; a good answer before and after"
-    return verdict(both(good, refused), compared, f"{statuses}; {note}")
+    return lab.compare(
+        [(before, reference), (lab.ask(content), reference)],
+        "the status of two bad images against 4xx; a good answer before and after",
+        also=all(400 <= status < 500 for status in statuses.values()),
+        detail=f"{statuses}",
+    )
 
 
 def _cut_short() -> bytes:
-    import io
-
     sink = io.BytesIO()
     pictures.disc("red", 111).save(sink, format="PNG")
     return sink.getvalue()[: len(sink.getvalue()) // 2]

@@ -1,6 +1,11 @@
 """What the validator concludes, and when two answers count as the same.
 
-A flag is True, False, or None: what the server's own noise does not let anybody judge.
+An answer is held against several answers to the same request, asked alone and cold. It is
+
+- wrong (False) if it is further from all of them than `Noise.limit`;
+- right (True) if it is not, and the answers to another picture are;
+- not judged (None) if those are as near, so that a wrong answer could not be told, or if there is
+  nothing to compare.
 """
 
 from __future__ import annotations
@@ -12,13 +17,16 @@ from vision_exp.validate_reply import Answer
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
-#: Two greedy answers may part where the two tokens were this close (nats): other company in a
-#: batch rounds differently. Anything wider is a different computation.
-NEAR_TIE = 0.5
+#: Answers of one computation may move this far (nats) even where repeats alone do not: other
+#: company in a batch rounds differently. Two tokens half a nat apart, and then the other way round.
+FLOOR = 1.0
 
-#: A server's noise is the largest movement of some 18 pairs of repeats: of the pairs that are
-#: judged then, one in 19 moves further by chance, so only twice that is held against it.
+#: A server's noise is the largest movement of some 15 repeats: of the answers that are judged then,
+#: one in 15 moves further by chance, so only twice that is held against it.
 MARGIN = 2.0
+
+#: Tokens this far (nats) below the likeliest are not looked at: their chances are rounding.
+LIKELY = 4.0
 
 
 @dataclass(frozen=True)
@@ -44,68 +52,147 @@ def skipped(compared: str, why: str) -> Verdict:
     return Verdict(SKIPPED, compared, why)
 
 
-def same(left: Answer, right: Answer) -> tuple[bool, str]:
-    """Whether two greedy answers are the same, near ties apart; and in words how they compare."""
-    if left.text == right.text:
-        return True, "equal text"
-    for index, (mine, other) in enumerate(zip(left.tokens, right.tokens, strict=False)):
-        first, second = next(iter(mine)), next(iter(other))
-        if first == second:
-            continue
-        gaps = [abs(t[first] - t[second]) for t in (mine, other) if first in t and second in t]
-        words = f"token {index} {first!r} or {second!r}"
-        if not gaps:
-            return False, f"{words}, not among each other's alternatives"
-        return max(gaps) <= NEAR_TIE, f"{words}, {max(gaps):.2f} nats apart"
-    return False, f"{left.text!r} is not {right.text!r}"
+@dataclass(frozen=True)
+class Noise:
+    """How far answers to one request, asked alone, are from the nearest of their repeats.
 
-
-def judge(left: Answer, right: Answer, noise: float) -> tuple[bool | None, str]:
-    """`same`, but None where they part by no more than ``MARGIN`` times the server's noise (nats).
-
-    ``noise`` is what `movement` measures on repeats of single requests. Where repeats move by more
-    than a near tie, a token can leave the alternatives that a server tells, so that answers which
-    cannot be compared are not judged either.
+    ``moved``: the largest finite distance in nats. ``lost`` of ``repeats`` answers share nothing
+    that could be compared with any other: then such a distance proves nothing about this server.
     """
-    good, words = same(left, right)
-    if good:
-        return True, words
-    moved = movement(left, right)
-    if moved <= MARGIN * noise or (math.isinf(moved) and noise > NEAR_TIE):
-        return None, f"{words}, not judged: repeated alone, answers move by {noise:.2f}"
-    return False, words
+
+    moved: float = 0.0
+    lost: int = 0
+    repeats: int = 0
+
+    @property
+    def limit(self) -> float:
+        """Nats beyond which an answer is another one."""
+        return max(FLOOR, MARGIN * self.moved)
+
+    def __add__(self, other: Noise) -> Noise:
+        return Noise(
+            max(self.moved, other.moved), self.lost + other.lost, self.repeats + other.repeats
+        )
+
+    def __str__(self) -> str:
+        lost = f", {self.lost} of {self.repeats} beyond comparison" if self.lost else ""
+        return f"{self.moved:.2f} nats{lost}"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Answers to one request asked alone, and to the same one with another picture."""
+
+    alone: list[Answer]
+    others: list[Answer]
+
+    @property
+    def noise(self) -> Noise:
+        return noise_of(self.alone)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One answer judged: ``moved`` is its distance in nats, ``control`` another picture's."""
+
+    good: bool | None
+    words: str
+    moved: float = 0.0
+    control: float = math.inf
+
+
+def noise_of(repeats: list[Answer]) -> Noise:
+    """Of answers to one request; none is known of less than two."""
+    if len(repeats) < 2:
+        return Noise()
+    found = [
+        nearest(answer, [*repeats[:index], *repeats[index + 1 :]])
+        for index, answer in enumerate(repeats)
+    ]
+    finite = [distance for distance in found if math.isfinite(distance)]
+    return Noise(max(finite, default=0.0), len(found) - len(finite), len(found))
+
+
+def nearest(answer: Answer, group: list[Answer]) -> float:
+    """Distance to the nearest of a group in nats; infinite where none can be compared."""
+    return min((movement(answer, each) for each in group), default=math.inf)
 
 
 def movement(left: Answer, right: Answer) -> float:
-    """How far the difference of two tokens' log-probabilities moved, up to where answers part.
+    """How far a likely token's log-probability, or the difference of two, moved, in nats.
 
-    0 for answers that agree in everything; infinite for other texts that cannot be compared.
+    Up to and with the token at which the answers part. 0 for answers that agree in everything;
+    infinite for other texts that cannot be compared.
     """
     moved = 0.0
     for mine, other in zip(left.tokens, right.tokens, strict=False):
-        change = [mine[token] - other[token] for token in mine if token in other]
         first, second = next(iter(mine)), next(iter(other))
         if first != second and not (second in mine and first in other):
             return math.inf
-        moved = max(moved, max(change) - min(change))
+        moved = max(moved, _spread(mine, other))
         if first != second:
             return moved
-    return moved if left.text == right.text else math.inf
+    return moved if left.said == right.said else math.inf
 
 
-def all_same(pairs: list[tuple[Answer, Answer]], compared: str, noise: float = 0.0) -> Verdict:
-    """Every pair the same; the detail counts equal texts and tells of the others.
+def _spread(mine: dict[str, float], other: dict[str, float]) -> float:
+    least = max(*mine.values(), *other.values()) - LIKELY
+    shared = mine.keys() & other.keys()
+    change = [mine[t] - other[t] for t in shared if max(mine[t], other[t]) >= least]
+    return max(0.0, *change) - min(0.0, *change) if change else 0.0
 
-    Pairs within the server's own noise are not judged, and the verdict says how many were.
+
+def judge(answer: Answer, reference: Reference, noise: Noise) -> Finding:
+    """Whether an answer is the reference's, None where that cannot be told; and in words.
+
+    ``noise``: of this server, from the reference's repeats and any others that are known.
     """
-    found = [judge(left, right, noise) for left, right in pairs]
-    equal = sum(note == "equal text" for _, note in found)
-    others = [note for _, note in found if note != "equal text"]
-    detail = "; ".join([f"{equal} of {len(pairs)} texts equal", *others[:3]])
-    judged = [good for good, _ in found if good is not None]
+    if answer.empty and all(each.empty for each in reference.alone):
+        return Finding(None, "empty answers without log-probabilities prove nothing")
+    moved = nearest(answer, reference.alone)
+    control = min((nearest(each, reference.alone) for each in reference.others), default=0.0)
+    words = f"{answer.text!r} {_away(moved)} {reference.alone[0].text!r} as asked alone"
+    other = f"an answer to another picture {_away(control)} it"
+    own = f"but so do {noise.lost} of {noise.repeats} repeats of one request alone"
+    limit = f"limit {noise.limit:.2f}"
+    if noise.lost and math.isinf(moved):
+        return Finding(None, f"{words}, {own}", moved, control)
+    if moved > noise.limit:
+        return Finding(False, f"{words}, {limit}", moved, control)
+    if noise.lost and math.isinf(control):
+        return Finding(None, f"a wrong answer could not be told: {other}, {own}", moved, control)
+    if control <= noise.limit:
+        return Finding(None, f"a wrong answer could not be told: {other}, {limit}", moved, control)
+    return Finding(True, words, moved, control)
+
+
+def _away(distance: float) -> str:
+    return "shares nothing with" if math.isinf(distance) else f"is {distance:.2f} nats from"
+
+
+def all_same(pairs: list[tuple[Answer, Reference]], known: Noise) -> tuple[bool | None, str]:
+    """True only if every answer was judged, and right; and in words, with the counts.
+
+    ``known``: the server's noise from other requests; the references' own comes on top.
+    """
+    for _, reference in pairs:
+        known += reference.noise
+    found = [judge(answer, reference, known) for answer, reference in pairs]
+    equal = sum(
+        not answer.empty and any(answer.said == each.said for each in reference.alone)
+        for answer, reference in pairs
+    )
+    judged = [finding for finding in found if finding.good is not None]
+    words = [f"{equal} of {len(pairs)} texts equal"]
     if len(judged) < len(pairs):
-        compared += f" ({len(judged)} of {len(pairs)} could be judged)"
-    return verdict(all(judged) if judged else None, compared, detail)
+        words.append(f"only {len(judged)} of {len(pairs)} could be judged")
+    words += list(dict.fromkeys(finding.words for finding in found if not finding.good))[:3]
+    if judged and all(finding.good for finding in judged):
+        moved = max(finding.moved for finding in judged)
+        control = min(finding.control for finding in judged)
+        words.append(f"at most {moved:.2f} nats from the same request alone")
+        words.append(f"limit {known.limit:.2f}; an answer to another picture {_away(control)} it")
+    return both(*(finding.good for finding in found)), "; ".join(words)
 
 
 def slope(true: list[float], told: list[float]) -> float:

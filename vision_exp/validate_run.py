@@ -18,7 +18,7 @@ from vision_exp.validate_client import (
     Refused,
     Unreachable,
 )
-from vision_exp.validate_judge import FAILED, NEAR_TIE, SKIPPED, Verdict
+from vision_exp.validate_judge import FAILED, FLOOR, SKIPPED, Verdict
 from vision_exp.validate_probe import coordinates
 from vision_exp.validate_reply import Answer, BadReply
 from vision_exp.validate_usage import COMMAND, EXAMPLE, NO_SERVER, Options, Stop
@@ -101,10 +101,11 @@ def explore(client: Client) -> checks.Lab:
         print(f"{why[0].upper()}{why[1:]} ({told}): checks of content will be skipped.")
     lab = checks.Lab(client, trained, salts, senseless=why)
     noise = checks.own_noise(lab)
-    if noise > NEAR_TIE:
+    if noise.lost or noise.limit > FLOOR:
         print(
-            f"Asked again alone, its answers move by {noise:.2f} nats: it is not reproducible, and "
-            "answers that part by no more than that will not be judged."
+            f"Asked again alone, its answers move by {noise}: it is not reproducible. Answers "
+            f"further away than {noise.limit:.2f} nats count as others, and where answers to "
+            "another picture are not, nothing is judged."
         )
     return dataclasses.replace(lab, noise=noise)
 

@@ -20,6 +20,12 @@ import fake_server
 #: The largest ones cost seconds each to pack.
 FEWER_SHAPES = [(1, 1), (640, 480), (2000, 200), (20, 1000)]
 CONTENT_CHECKS = {"each request its own picture", "positions in a picture"}
+STATUS_CHECKS = {
+    "a picture in a system message",
+    "pictures of all shapes",
+    "formats and colour modes",
+}
+COMPARING_CHECKS = set(validate_run.CHECKS) - CONTENT_CHECKS - STATUS_CHECKS
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +80,57 @@ def test_random_weights_skip_content_and_say_so(
     assert code == 0
     assert not found["trained"]
     assert "checks of content will be skipped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mind", ["letters", "letters with chances", "empty", "exact and blind"])
+def test_a_server_that_shows_nothing_passes_no_comparison(mind: str, tmp_path: Path) -> None:
+    with fake_server.serving(trained=False, mind=mind) as url:
+        code, states, found = _states(url, tmp_path)
+    assert {name for name, state in states.items() if state == "passed"} == STATUS_CHECKS
+    assert set(states.values()) == {"passed", "skipped"}
+    assert code == 0
+    for check in found["checks"]:
+        if check["name"] in COMPARING_CHECKS:
+            assert "could be judged" in check["detail"]
+
+
+def test_a_noisy_server_is_judged_by_its_own_repeats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fake_server.serving(trained=False, mind="noisy") as url:
+        code, states, found = _states(url, tmp_path)
+    assert {name for name, state in states.items() if state == "passed"} >= COMPARING_CHECKS
+    assert 0.5 < found["noise_nats"] < 2
+    assert code == 0
+    assert "it is not reproducible" in capsys.readouterr().out
+
+
+def test_noise_does_not_hide_a_mixed_up_picture() -> None:
+    with fake_server.serving("pictures mixed up", trained=False, mind="noisy") as url:
+        found = _run("two concurrent image requests", url)
+    assert found["state"] == "failed", found
+
+
+def test_noise_that_hides_the_picture_is_the_reason() -> None:
+    with fake_server.serving(trained=False, mind="noisy and blind") as url:
+        found = _run("three concurrent image requests", url)
+    assert found["state"] == "skipped"
+    assert "only 0 of 3 could be judged" in found["detail"]
+    assert "an answer to another picture is" in found["detail"]
+
+
+def test_swapped_pictures_that_are_answered_alike_show_no_order() -> None:
+    with fake_server.serving(trained=False, mind="exact and blind") as url:
+        found = _run("pictures in another order", url)
+    assert found["state"] == "skipped"
+    assert "another picture is 0.00 nats from it" in found["detail"]
+
+
+def test_equal_words_with_other_chances_are_other_answers() -> None:
+    with fake_server.serving("company moves chances") as url:
+        found = _run("two concurrent image requests", url)
+    assert found["state"] == "failed"
+    assert "2 of 2 texts equal" in found["detail"]
 
 
 def test_a_stream_that_is_complete_is_not_hung_up_on() -> None:
@@ -143,7 +200,8 @@ def test_a_server_gets_the_fields_that_it_takes(fault: str, form: dict[str, Any]
     assert lab.salts == (fault != "strict")
 
 
-def test_without_a_salt_no_answer_is_surely_cold() -> None:
+def test_without_a_salt_the_cache_is_named() -> None:
     with fake_server.serving("strict") as url:
+        assert "server's cache" in _run("two concurrent image requests", url)["compared"]
         found = _run("a prefix fork", url)
     assert found["state"] == "skipped" and "cache_salt" in found["detail"]

@@ -166,4 +166,4 @@ def test_the_result_is_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert validate.main(["--url", url + "/", "--json", str(out)]) == validate_usage.FINE
     found = json.loads(out.read_text())
     assert found["url"] == url and found["passed"] == 1
-    assert found["noise_nats"] == 0
+    assert found["noise"] == {"moved": 0.0, "lost": 0, "repeats": 12}
