@@ -133,7 +133,8 @@ def test_equal_words_with_other_chances_are_other_answers() -> None:
     assert "2 of 2 texts equal" in found["detail"]
 
 
-def test_a_stream_that_is_complete_is_not_hung_up_on() -> None:
+def test_a_stream_that_is_complete_is_not_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validate_stream, "LISTEN", 2.0)  # for a machine that is busy
     with fake_server.serving("short streams") as url:
         found = _run("a cancelled request", url)
     assert found["state"] == "skipped"
@@ -153,7 +154,7 @@ def test_hanging_up_before_the_first_token_is_said_only_where_it_happened(
     assert "none before its first" in found["detail"]
 
 
-def test_what_a_stream_told_is_known() -> None:
+def test_what_a_stream_told_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     content = checks.shows("red", 1)
     expected = {
         "": ("", ""),
@@ -162,6 +163,7 @@ def test_what_a_stream_told_is_known() -> None:
         "reply not streamed": ("the reply was no stream of events", ""),
     }
     for fault, (ended, error) in expected.items():
+        monkeypatch.setattr(validate_stream, "LISTEN", 2.0 if fault else 0.05)
         with fake_server.serving(fault) as url:
             cut = validate_stream.cancel(Client(url), content)
         assert cut.error == error
