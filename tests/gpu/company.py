@@ -130,7 +130,6 @@ def same_rows(
         rest = _largest(here, mine.values, ~image)
         control = _largest(off[name].values, mine.values, image)
         good = good and error <= limit and rest <= limit and control > FAR * limit
-        good = good and bool(image.any())
         words.append(
             f"{name}: {int(image.sum())} image rows at most {error:.2g} off, the others {rest:.2g},"
             f" with the feature off {control:.2g}"

@@ -152,7 +152,11 @@ def unsplit(size: int) -> Needs:
     def needed(images: Sequence[Run], texts: Sequence[Run]) -> tuple[bool, str]:
         ((start, stop),) = {block for run in images for block in run.blocks}
         text = all(run.ranges[0] == (0, size) for run in texts)
-        image = all(run.ranges[0] == (0, start) and covers(run.ranges) for run in images)
+        total = texts[0].ranges[-1][1]
+        image = all(
+            run.ranges[0] == (0, start) and covers(run.ranges) and run.ranges[-1][1] == total
+            for run in images
+        )
         words = (
             f"steps {_steps(images[0].ranges)} with the image at {start} to {stop}, text "
             f"{_steps(texts[0].ranges)}"
@@ -166,10 +170,7 @@ def restarted(after: int, total: int) -> Needs:
     """A first step up to ``after``, then from the start again, all ``total`` tokens, no split."""
 
     def needed(images: Sequence[Run], texts: Sequence[Run]) -> tuple[bool, str]:
-        good = all(
-            run.ranges[0] == (0, after) and run.ranges[1][0] == 0 and covers(run.ranges[1:])
-            for run in images
-        )
+        good = all(run.ranges[0] == (0, after) and covers(run.ranges[1:]) for run in images)
         good = good and all(run.ranges[-1][1] == total for run in images) and whole(images)
         return good, f"steps {_steps(images[0].ranges)}"
 

@@ -56,6 +56,17 @@ def test_answers_to_another_picture_are_found() -> None:
         assert f"picture alone: {24 - swapped} of 24, 22 needed (texts 24)" in words
 
 
+def test_answers_nearer_to_another_picture_count_though_they_moved_little() -> None:
+    texts, images = requests(0.3, 0.3, 0.3, lone=0.3), requests(0.0, 0.0, 0.0)
+    images.alone[1][:] = [row(0, 1.0 + 0.1 * turn) for turn in range(4)]
+    images.together[1][:] = [row(0, 1.0)] * 3
+    assert company.judge_company(images, texts)[0]
+    images.together[0][:] = [row(0, 0.9)] * 3
+    good, words = company.judge_company(images, texts)
+    assert not good
+    assert "picture alone: 21 of 24, 22 needed" in words and "24 answers within" in words
+
+
 def test_pictures_need_be_no_surer_than_texts() -> None:
     texts, images = requests(0.3, 0.3, 0.3), requests(0.1, 0.1, 0.1)
     for index in range(3):
