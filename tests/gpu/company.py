@@ -14,8 +14,7 @@ from statistics import median
 import torch
 from gpu.answers import nearest, spread
 from gpu.capture import row_error
-
-from vision_exp.layout import image_token_mask
+from gpu.reference_image import KINDS, SENTINEL_FIRST
 
 #: Answers in company that may be off: limits are the largest of few, and one may pass them.
 MISSES = 2
@@ -122,7 +121,7 @@ def same_rows(
     """
     words, good = [], True
     for name, mine in alone.items():
-        image = image_token_mask(mine.ids)
+        image = (mine.ids >= SENTINEL_FIRST) & (mine.ids < SENTINEL_FIRST + len(KINDS))
         here = together.values[place(together.ids, mine.ids)]
         if not torch.equal(off[name].ids, mine.ids):
             raise ValueError(f"{name}: another prompt with the feature off")

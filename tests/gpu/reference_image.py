@@ -43,13 +43,10 @@ def patches_of(image: Image.Image, config: dict[str, Any]) -> Patches:
     if len(block_of(cells, 0)[0]) > config["vision_max_n_token"]:
         raise ValueError(f"a {width}x{height} picture would be resized to fewer tokens")
     values = (np.asarray(image).astype(np.float32) / 255 - 0.5) / 0.5
-    found = [
-        values[row * side : (row + 1) * side, column * side : (column + 1) * side].transpose(
-            2, 0, 1
-        )
-        for row in range(rows)
-        for column in range(columns)
-    ]
+    found = []
+    for top in range(0, height, side):
+        for left in range(0, width, side):
+            found.append(values[top : top + side, left : left + side].transpose(2, 0, 1))
     patches = torch.from_numpy(np.stack(found)).to(torch.bfloat16)
     return Patches(patches, (rows, columns), cells)
 

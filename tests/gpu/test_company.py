@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -117,6 +121,14 @@ def test_a_server_must_list_all_the_tokens_that_were_asked_for() -> None:
         checks_server.by_id(told[1:])
     with pytest.raises(ValueError, match="257 alternatives"):
         checks_server.by_id([*told, ("token_id:1000", -1.0)])
+
+
+def test_the_server_checks_run_where_there_is_no_overlay() -> None:
+    """They also run on the stock tree: nothing of vision_exp may be imported with them."""
+    code = "import sys; import gpu.checks_server; sys.exit('vision_exp' in sys.modules)"
+    tests = Path(__file__).resolve().parents[1]
+    child = [sys.executable, "-c", code]
+    subprocess.run(child, env=os.environ | {"PYTHONPATH": str(tests)}, cwd=tests, check=True)
 
 
 def test_eight_pictures_are_eight() -> None:
