@@ -32,15 +32,16 @@ from anchors.sites import all_anchors
 def revert(target: Target, options: Options, effects: Effects) -> Report:
     """Reverts; idempotent. Raises HotfixError with the exit code of the table."""
     interrupted = journal.load(target.root) is not None
-    job, notes = _job(target, options)
-    verdict = _verdict(target.root)
+    stripped = _stripped(target.root, options)
+    job, notes = _job(target, stripped)
+    verdict = _verdict(target.root, stripped.stock)
     if options.dry_run or not (interrupted or _has_work(job)):
         return _result(target, job, notes, verdict, changed=False)
     preflight.check(job)
     with writing(target, effects) as session:
         where = _stripped(target.root, options).overlay_root
         session.hold([where] if os.path.isdir(where) else [])
-        job, notes = _job(target, options)
+        job, notes = _job(target, _stripped(target.root, options))
         if _has_work(job):
             preflight.check(job)
             commit(job, effects)
@@ -54,9 +55,13 @@ def _has_work(job: Job) -> bool:
 
 @dataclass(frozen=True)
 class _Stripped:
-    """What taking our blocks out means: files that change, notes, where the overlay is."""
+    """What taking our blocks out means: files that change, notes, where the overlay is.
+
+    `stock` holds every target file without our blocks.
+    """
 
     files: tuple[FileChange, ...]
+    stock: dict[str, bytes]
     notes: tuple[str, ...]
     overlay_root: str
 
@@ -66,16 +71,16 @@ def _stripped(root: str, options: Options) -> _Stripped:
     notes = [note] if note else []
     before = receipt.stock_digests(record) or {}
     files = []
+    stock: dict[str, bytes] = {}
     for path in dict.fromkeys(anchor.file for anchor in all_anchors()):
-        change = _without_blocks(root, path, before, notes)
+        change = _without_blocks(root, path, before, notes, stock)
         if change:
             files.append(change)
-    return _Stripped(tuple(files), tuple(notes), _overlay_root(record, files, options))
+    return _Stripped(tuple(files), stock, tuple(notes), _overlay_root(record, files, options))
 
 
-def _job(target: Target, options: Options) -> tuple[Job, tuple[str, ...]]:
+def _job(target: Target, stripped: _Stripped) -> tuple[Job, tuple[str, ...]]:
     root = target.root
-    stripped = _stripped(root, options)
     work = overlay.removal(stripped.overlay_root, root)
     originals = os.path.join(root, journal.STATE_FOLDER, "originals")
     records = [receipt.receipt_path(root)]
@@ -94,7 +99,7 @@ def _job(target: Target, options: Options) -> tuple[Job, tuple[str, ...]]:
 
 
 def _without_blocks(
-    root: str, path: str, before: dict[str, str], notes: list[str]
+    root: str, path: str, before: dict[str, str], notes: list[str], stock: dict[str, bytes]
 ) -> FileChange | None:
     full = os.path.join(root, path)
     if not os.path.isfile(full):
@@ -112,6 +117,7 @@ def _without_blocks(
             state="mixed",
         )
     refuse_newer({path: parted})
+    stock[path] = parted.stock
     if parted.stock == data:
         return None
     check.compiles(path, parted.stock)
@@ -134,15 +140,9 @@ def _overlay_root(record: receipt.Receipt | None, files: list[FileChange], optio
     return found or overlay.requested_root(options.overlay_root) or overlay.DEFAULT_ROOT
 
 
-def _verdict(root: str) -> native.Verdict | None:
+def _verdict(root: str, stock: dict[str, bytes]) -> native.Verdict | None:
     """Whether the vLLM has vision code besides ours, and whose; only the words depend on it."""
-    stock = {}
     try:
-        for path in dict.fromkeys(anchor.file for anchor in all_anchors()):
-            full = os.path.join(root, path)
-            if os.path.isfile(full):
-                with open(full, "rb") as file:
-                    stock[path] = fences.split(file.read()).stock
         return native.judge(root, stock)
     except OSError:
         return None  # a file that revert does not write need not be readable
