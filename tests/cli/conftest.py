@@ -4,8 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hotfix_rig
 import pytest
 import sources
+from hotfix_rig import Rig
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +18,16 @@ def libcst_wheels() -> Path:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
         subprocess.run([*command, "--dest", str(folder), "libcst"], check=True, timeout=300)
     return folder
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    """A real vLLM without the hotfix."""
+    return hotfix_rig.make(tmp_path / "rig", "0.29.0")
+
+
+@pytest.fixture
+def applied(rig: Rig) -> Rig:
+    """The same with it."""
+    assert rig.run("apply").code == 0
+    return rig

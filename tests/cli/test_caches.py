@@ -24,11 +24,6 @@ PLACES = {
 }
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return hotfix_rig.make(tmp_path / "rig", "0.29.0")
-
-
 def run(rig: Rig, variables: dict[str, str], *words: str) -> Answer:
     extra = {name: str(rig.base / value) for name, value in variables.items()}
     return hotfix_rig.call(rig.arguments(*words), {**rig.environment, **extra})

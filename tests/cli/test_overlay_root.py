@@ -16,11 +16,6 @@ from hotfix_rig import Rig, contents, identity
 from surroundings import CONFIG, check_refusal, without_privilege
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return hotfix_rig.make(tmp_path / "rig", "0.29.0")
-
-
 def test_overlay_root_is_made(rig: Rig) -> None:
     deep = Rig(rig.base)
     answer = hotfix_rig.call(

@@ -2,59 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import hotfix_rig
 import pytest
 import sources
-from hotfix_rig import REPO, Answer, Rig, contents, identity
+from hotfix_rig import Answer, Rig, contents
+from states import STATE, check_refused, state
+from surroundings import CONFIG, MODEL, MTP
 
 from anchors.engine.effects import Effects
-
-MODEL = "models/deepseek_v4/nvidia/model.py"
-MTP = "models/deepseek_v4/nvidia/mtp.py"
-CONFIG = "transformers_utils/configs/deepseek_v4.py"
-STATE = ".vision-exp"
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return hotfix_rig.make(tmp_path / "rig", "0.29.0")
-
-
-@pytest.fixture
-def applied(rig: Rig) -> Rig:
-    assert rig.run("apply").code == 0
-    return rig
-
-
-def state(rig: Rig) -> str:
-    """What `status` says; it must not write, and its exit code must fit."""
-    before = identity(rig.base)
-    answer = rig.run("--json", "status")
-    assert identity(rig.base) == before
-    found = answer.json["state"]
-    good = found in ("applied", "superseded", "applied-unrecorded")
-    assert answer.code == answer.json["exit"]
-    assert (answer.code == 0) == good, (found, answer.code)
-    return found
-
-
-def check_refused(rig: Rig, *words: str, verb: str = "apply", code: int = 3) -> Answer:
-    before = identity(rig.base)
-    answer = rig.run(verb)
-    assert answer.code == code, answer.err
-    assert identity(rig.base) == before
-    for word in words:
-        assert word.lower() in answer.err.lower(), word
-    assert "nothing was changed" in answer.cause.lower()
-    assert "next:" in answer.err
-    return answer
 
 
 def test_pristine_and_applied(rig: Rig) -> None:
@@ -267,78 +226,6 @@ def test_foreign_tower_beside_the_model(rig: Rig) -> None:
     check_refused(rig, "vision_model.py")
 
 
-# --- other builds of this tool -----------------------------------------------------------
-
-
-def build(folder: Path, version: str) -> Path:
-    """A copy of this tool with another version, another hook text and another overlay."""
-    shutil.copytree(REPO / "anchors", folder / "anchors")
-    shutil.copytree(REPO / "vision_exp", folder / "vision_exp")
-    shutil.copy(REPO / "hotfix.py", folder)
-    init = folder / "anchors" / "__init__.py"
-    init.write_text(init.read_text().replace('__version__ = "', f'__version__ = "{version}" or "'))
-    (hook,) = [
-        path
-        for path in (folder / "anchors").rglob("*.py")
-        if "no image input (" in path.read_text()
-    ]
-    hook.write_text(hook.read_text().replace("no image input (", "no pictures ("))
-    with (folder / "vision_exp" / "install.py").open("a") as file:
-        file.write("\nBUILD = 'another'\n")
-    return folder / "hotfix.py"
-
-
-def run_build(tool: Path, rig: Rig, verb: str) -> None:
-    command = [sys.executable, "-B", str(tool), *rig.arguments(verb)]
-    done = subprocess.run(command, env=rig.environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("recorded", [True, False], ids=["receipt", "no-receipt"])
-def test_outdated_is_upgraded_to_what_a_fresh_apply_gives(
-    tmp_path: Path, rig: Rig, recorded: bool
-) -> None:
-    fresh = hotfix_rig.make(tmp_path / "fresh", "0.29.0")
-    answer = hotfix_rig.call(
-        ["--root", str(fresh.root), "--overlay-root", str(rig.overlay), "apply"], fresh.environment
-    )
-    assert answer.code == 0
-    wanted = contents(fresh.root)
-    shutil.rmtree(rig.overlay)
-
-    run_build(build(tmp_path / "old", "0.0.9"), rig, "apply")
-    older = contents(rig.root)
-    if not recorded:
-        shutil.rmtree(rig.root / STATE)
-    assert state(rig) == "outdated"
-    assert rig.run("apply").code == 0
-    assert state(rig) == "applied"
-    now = contents(rig.root)
-    assert {k: v for k, v in now.items() if STATE not in k} == {
-        k: v for k, v in wanted.items() if STATE not in k
-    }
-    assert now != older
-    assert "BUILD" not in (rig.overlay / "vision_exp" / "install.py").read_text()
-    assert rig.run("revert").code == 0
-    assert contents(rig.site) == contents(sources.stock("0.29.0"))
-
-
-def test_outdated_can_be_reverted(tmp_path: Path, rig: Rig) -> None:
-    run_build(build(tmp_path / "old", "0.0.9"), rig, "apply")
-    assert rig.run("revert").code == 0
-    assert contents(rig.site) == contents(sources.stock("0.29.0"))
-    assert not (rig.overlay / "vision_exp").exists()
-
-
-@pytest.mark.parametrize("recorded", [True, False], ids=["receipt", "no-receipt"])
-def test_work_of_a_newer_tool_is_left_alone(tmp_path: Path, rig: Rig, recorded: bool) -> None:
-    run_build(build(tmp_path / "new", "99.0.0"), rig, "apply")
-    if not recorded:
-        shutil.rmtree(rig.root / STATE)
-    check_refused(rig, "99.0.0")
-    check_refused(rig, "99.0.0", verb="revert")
-
-
 def test_overlay_changed_after_apply(applied: Rig) -> None:
     fresh = contents(applied.overlay)
     with (applied.overlay / "vision_exp" / "install.py").open("a") as file:
@@ -370,50 +257,3 @@ def test_two_vllms_share_one_overlay(tmp_path: Path, applied: Rig) -> None:
     assert applied.run("verify").code == 0, "the overlay of the other vLLM was taken away"
     assert applied.run("revert").code == 0
     assert not (applied.overlay / "vision_exp").exists()
-
-
-# --- notes that cannot be trusted --------------------------------------------------------
-
-BAD_JSON = {
-    "empty": "",
-    "cut-off": '{"schema": 1, "fil',
-    "binary": "\0\1\2",
-    "list": "[]",
-    "deep": "[" * 100_000,
-    "tool-is-text": '{"schema": 1, "tool": "x"}',
-}
-
-
-@pytest.mark.parametrize("kind", BAD_JSON)
-def test_corrupt_receipt(applied: Rig, kind: str) -> None:
-    fresh = contents(applied.base)
-    (applied.root / STATE / "receipt.json").write_text(BAD_JSON[kind])
-    assert state(applied) == "applied-unrecorded"
-    assert applied.run("apply").code == 0
-    assert contents(applied.base).keys() == fresh.keys()
-    assert state(applied) == "applied"
-    (applied.root / STATE / "receipt.json").write_text(BAD_JSON[kind])
-    assert applied.run("revert").code == 0
-    assert contents(applied.site) == contents(sources.stock("0.29.0"))
-
-
-def test_receipt_of_a_newer_tool(applied: Rig) -> None:
-    path = applied.root / STATE / "receipt.json"
-    receipt = json.loads(path.read_text())
-    receipt["schema"] += 1
-    path.write_text(json.dumps(receipt))
-    check_refused(applied, "newer")
-    check_refused(applied, "newer", verb="revert")
-
-
-@pytest.mark.parametrize("kind", BAD_JSON)
-def test_corrupt_journal(applied: Rig, kind: str) -> None:
-    (applied.root / STATE / "journal.json").write_text(BAD_JSON[kind])
-    before = identity(applied.base)
-    for verb in ("apply", "revert"):
-        answer = applied.run(verb)
-        assert answer.code == 5, answer.err
-        assert "journal" in answer.cause
-        assert "next:" in answer.err
-        assert identity(applied.base) == before
-    assert applied.run("--json", "status").json["state"] == "interrupted"

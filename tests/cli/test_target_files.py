@@ -5,16 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import hotfix_rig
 import pytest
 from hotfix_rig import Rig, identity
 from surroundings import CONFIG, MODEL, MTP, check_refusal
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return hotfix_rig.make(tmp_path / "rig", "0.29.0")
-
 
 BAD = "drifted"
 BAD_CONTENT = {

@@ -6,7 +6,6 @@ import os
 import shutil
 from pathlib import Path
 
-import hotfix_rig
 import pytest
 from hotfix_rig import Rig, contents, identity
 from surroundings import (
@@ -18,12 +17,6 @@ from surroundings import (
     needs_root,
     without_privilege,
 )
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return hotfix_rig.make(tmp_path / "rig", "0.29.0")
-
 
 TOO_MUCH = {
     "brackets": "(" * 3000 + "1" + ")" * 3000,

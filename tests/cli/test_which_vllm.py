@@ -15,11 +15,6 @@ from hotfix_rig import Answer, Rig, contents, identity
 from surroundings import MODEL, check_refusal
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return hotfix_rig.make(tmp_path / "rig", "0.29.0")
-
-
 def without_a_root(tmp_path: Path, *path: Path, **extra: str) -> Answer:
     """`hotfix.py apply` under the base Python, which has no vLLM but what `path` brings."""
     libraries = tmp_path / "libraries"
