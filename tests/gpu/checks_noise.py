@@ -22,7 +22,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu.rig import SQUARE, WIDE, Ask, Engine, Report, picture, text_ids, with_images
+from gpu import checks_reference
+from gpu.rig import Ask, Engine, Report, text_ids
 
 REPEATS = 6
 #: Modules of the language model that are recorded, by name; one that is not there or is never
@@ -64,13 +65,8 @@ def main(folder: str, report_path: str) -> int:
 
 
 def asks() -> dict[str, Ask]:
-    square, wide = picture(*SQUARE, seed=1), picture(*WIDE, seed=2)
-    return {
-        "text of 300": Ask(text_ids(300, 3)),
-        "text of 114": Ask(text_ids(114, 3)),
-        "one square image": with_images(60, [square], 40, 4),
-        "a wide and a square image": with_images(61, [wide, square], 62, 5),
-    }
+    """The prompts of the other checks, and a text as short as a square picture's block."""
+    return checks_reference.asks() | {"text of 114": Ask(text_ids(114, 3))}
 
 
 def parts(engine: Engine, ask: Ask) -> tuple[bool, str]:

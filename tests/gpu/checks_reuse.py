@@ -18,8 +18,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu import checks_reference
 from gpu.answers import Answer, load_answers, noise_of
-from gpu.judging import Needs, Run, Runs, both, encodes, hits, nearness, restarted, same_answers
-from gpu.judging import unsplit as unsplit_by
+from gpu.judging import (
+    Needs,
+    Run,
+    Runs,
+    both,
+    encodes,
+    hits,
+    nearness,
+    restarted,
+    same_answers,
+    unsplit,
+)
 from gpu.rig import SQUARE, WIDE, Ask, Engine, Report, picture, text_ids, with_images
 from gpu.steps import count_encoder, preempted, watched
 from gpu.visibility_check import causal
@@ -190,7 +200,7 @@ def chunks(engine: Engine, judge: Judge) -> None:
             with engine.chunks_of(size):
                 return watched(engine, lambda: engine.ask(ask)[0])
 
-        needs = both(unsplit_by(size), encodes(1))
+        needs = both(unsplit(size), encodes(1))
         judge.row(f"chunk that would end at the image's {name}", treat, needs)
 
 

@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
-from gpu.answers import Answer, as_repeated, distance, nearest
+from gpu.answers import Answer, as_repeated, nearest, spread
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -54,14 +53,10 @@ class Runs:
 
     def spread(self) -> float:
         """Largest distance between two cold runs."""
-        return max(
-            (
-                distance(one.choices[self.at], two.choices[self.at])
-                for one, two in combinations(self.cold, 2)
-                if one.tokens[: self.at] == two.tokens[: self.at]
-            ),
-            default=0.0,
-        )
+        rows: dict[tuple[int, ...], list[Mapping[int, float]]] = {}
+        for each in self.cold:
+            rows.setdefault(tuple(each.tokens[: self.at]), []).append(each.choices[self.at])
+        return max(map(spread, rows.values()), default=0.0)
 
     def _nearest(self, answer: Answer) -> float:
         known = [each for each in self.cold if each.tokens[: self.at] == answer.tokens[: self.at]]

@@ -89,7 +89,7 @@ job() {
 judge() {
     local name=$1 tree=$2 code
     shift 2
-    rm -f "$rows/$name.failed"
+    fresh "$name"
     in_tree "$tree" "$@"
     code=$?
     [ "$code" = 0 ] || failed "$name" "exit $code"
@@ -313,7 +313,7 @@ table() {
 
 # rows_of REPORT...: the table; a failed row or a missing report fails the run.
 rows_of() {
-    rm -f "$rows/table.failed"
+    fresh table
     python3 "$here/table.py" "$rows" "$@" || failed table "rows failed or missing"
 }
 
