@@ -87,10 +87,11 @@ def images_to_patches(
         distinct.setdefault(id(image), (index, image))
     workers = min(len(distinct), threads or torch.get_num_threads(), _MOST_THREADS)
     if workers <= 1:
-        done = dict(zip(distinct, map(one, distinct.values()), strict=True))
+        patches = list(map(one, distinct.values()))
     else:
         with ThreadPoolExecutor(workers, thread_name_prefix="vision-exp-image") as pool:
-            done = dict(zip(distinct, pool.map(one, distinct.values()), strict=True))
+            patches = list(pool.map(one, distinct.values()))
+    done = dict(zip(distinct, patches, strict=True))
     return [done[id(image)] for image in images]
 
 

@@ -51,7 +51,7 @@ def expected_tokens() -> Callable[[int, int], int] | None:
         from types import SimpleNamespace
 
         from vision_exp.config import VisionConfig
-        from vision_exp.image import vit_grid_for
+        from vision_exp.image import llm_grid_of, vit_grid_for
         from vision_exp.layout import core_length
     except ImportError:
         return None
@@ -72,8 +72,7 @@ def expected_tokens() -> Callable[[int, int], int] | None:
     config = VisionConfig.from_hf_config(released)
 
     def tokens(width: int, height: int) -> int:
-        rows, columns = vit_grid_for(width, height, config)
-        return core_length((-(-rows // 3), -(-columns // 3)))
+        return core_length(llm_grid_of(vit_grid_for(width, height, config), config))
 
     return tokens
 
