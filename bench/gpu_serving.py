@@ -25,6 +25,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,17 +124,21 @@ def decode_steps(engine: Engine) -> Iterator[Callable[[], Any]]:
 def first_token(engine: Engine, seed: int) -> dict[str, Any]:
     """Milliseconds until the first token, (in the front end, in the engine), of three requests.
 
-    A new picture, the same one again with only the front end's caches warm, and as much text; and
-    of the picture's preparation the pixels' part, and the tower's time on the GPU, twice.
+    A new picture, the same one again with only the front end's caches warm, and as much text; of
+    the new picture's preparation the pixels' part and what vLLM does to any model's pictures (it
+    parses and hashes them); and the tower's time on the GPU, twice.
     """
     import torch
+    from vllm.multimodal.hasher import MultiModalHasher
+    from vllm.multimodal.processing import BaseProcessingInfo
 
     from vision_exp import processor
 
     tower: list[tuple[Any, Any]] = []
     pixels: list[float] = []
+    vllms: list[float] = []
     model = engine.model
-    encode, patches = model.embed_multimodal, processor.images_to_patches
+    encode = model.embed_multimodal
 
     def timed_tower(**kwargs: Any) -> Any:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -143,25 +148,37 @@ def first_token(engine: Engine, seed: int) -> dict[str, Any]:
         tower.append((start, end))
         return rows
 
-    def timed_pixels(*args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        found = patches(*args, **kwargs)
-        pixels.append((time.perf_counter() - started) * 1e3)
-        return found
-
     image = with_images(BEFORE, [picture(*WIDE, seed=seed)], AFTER, 910)
-    with (
-        replaced(model, "embed_multimodal", timed_tower),
-        replaced(processor, "images_to_patches", timed_pixels),
-    ):
+    with replaced(model, "embed_multimodal", timed_tower):
         engine.forget()
-        cold = request(engine, image)
+        with (
+            clocked(processor, "images_to_patches", pixels),
+            clocked(MultiModalHasher, "hash_kwargs", vllms),
+            clocked(BaseProcessingInfo, "parse_mm_data", vllms),
+        ):
+            cold = request(engine, image)
         engine.llm.llm_engine.engine_core.reset_encoder_cache()
         again = request(engine, image)
         text = request(engine, Ask(text_ids(BEFORE + BLOCK + AFTER, seed)))
     torch.cuda.synchronize()
     times = [start.elapsed_time(end) for start, end in tower]
-    return {"image": cold, "again": again, "text": text, "pixels": pixels, "tower": times}
+    found = {"image": cold, "again": again, "text": text, "tower": times}
+    return {**found, "pixels": sum(pixels), "vllm": sum(vllms)}
+
+
+@contextmanager
+def clocked(owner: Any, name: str, times: list[float]) -> Iterator[None]:
+    """Adds the milliseconds of each call of ``owner``'s function ``name`` to ``times``."""
+    call = getattr(owner, name)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        found = call(*args, **kwargs)
+        times.append((time.perf_counter() - started) * 1e3)
+        return found
+
+    with replaced(owner, name, timed):
+        yield
 
 
 def request(engine: Engine, ask: Ask) -> tuple[float, float]:
@@ -357,12 +374,16 @@ def over_text(found: Found, *, whole: bool) -> tuple[bool | None, str]:
         name: " + ".join(f"{statistics.median(row[name][i] for row in rows):.1f}" for i in (0, 1))
         for name in ("image", "again", "text")
     }
-    pixels = statistics.median(sum(row["pixels"]) for row in rows)
+    pixels, vllm = (statistics.median(row[name] for row in rows) for name in ("pixels", "vllm"))
     words = (
         f"image less text {extra:.1f} ms = {extra / tower:.2f} of the tower's {tower:.1f} ms; "
         f"front end + engine: image {parts['image']} ms, prepared before {parts['again']} ms, "
-        f"text {parts['text']} ms; pixels to patches {pixels:.1f} ms; {len(rows)} rounds"
+        f"text {parts['text']} ms; of a picture's preparation, parsing and hash by vLLM "
+        f"{vllm:.1f} ms, pixels to patches {pixels:.1f} ms; {len(rows)} rounds"
     )
+    if whole:
+        least = (tower + vllm) / tower
+        words += f"; with vLLM's part alone it would be {least:.2f}, for any model"
     return None if whole else extra <= FIRST_TOKEN_LIMIT * tower, words
 
 
