@@ -10,7 +10,7 @@
 # the first one's WORK, which has the checkpoints.
 # Exit code 1 if a job of any stage failed, was cut off or not run; each leaves rows/JOB.failed until
 # it is run again, and the table lists those too.
-# Stages, in this order, or `all`:
+# Stages, in this order, or `all` alone:
 #   setup     unpack, patch a hard-link copy with hotfix.py, write the checkpoints
 #   patch     patch again, after a change of the overlay (part of setup)
 #   warm      compile kernels in parallel
@@ -36,12 +36,26 @@
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
-PIECES=${PIECES:?folder with the pieces}
+
+known=" setup patch warm first second kernels server figures table cache release serving tower images "
+known+="pictures two differ session "
+refuse() {
+    echo "$1; nothing was run" >&2
+    echo "next: PIECES=DIR WORK=DIR OUT=DIR tests/gpu/run.sh STAGE...   (all, or some of:$known)" >&2
+    exit 2
+}
+stages=("$@")
+[ $# -gt 0 ] || refuse "no stage named"
+[ "$*" != all ] || stages=(setup warm first second kernels server figures cache table)
+for stage in "${stages[@]}"; do
+    [ "$stage" != all ] || refuse "\`all\` stands alone"
+    [[ $known == *" $stage "* ]] || refuse "unknown stage $stage"
+done
+[ -n "${PIECES:-}" ] && [ -n "${OUT:-}" ] || refuse "PIECES and OUT have to be set"
 WORK=${WORK:-${TMPDIR:-/tmp}/vision-exp-gpu}
-OUT=${OUT:?folder for results}
 rows=$WORK/rows
 logs=$WORK/logs
-mkdir -p "$WORK" "$rows" "$logs" "$OUT"
+mkdir -p "$WORK" "$rows" "$logs" "$OUT" || refuse "these folders cannot be made"
 site=$WORK/site stock=$WORK/stock patched=$WORK/patched home=$WORK/home
 vision=${CHECKPOINTS:-$WORK}/vision text=${CHECKPOINTS:-$WORK}/text
 # SERVING_SECONDS: how long the serving times are taken, without the start of the engines.
@@ -68,20 +82,25 @@ in_tree() {
 }
 
 # job NAME SECONDS TREE COMMAND...: in the background, log kept, its end reported. Reports that the
-# command names are removed first: an earlier run's rows would pass for its own.
+# command names are removed first: an earlier run's rows would pass for its own. Until it ends well
+# it counts as cut off, also where this script is killed with it.
 job() {
     local name=$1 limit=$2 tree=$3
     shift 3
     fresh "$name" "$@"
     [ $((DEADLINE - SECONDS)) -ge "$limit" ] || limit=$((DEADLINE - SECONDS))
     [ "$limit" -gt 5 ] || { failed "$name" "not run, no time left" && return; }
+    echo "cut off" >"$rows/$name.failed"
     (
         begun=$SECONDS
-        in_tree "$tree" timeout -k 5 "$limit" "$@" >"$logs/$name.log" 2>&1
+        in_tree "$tree" exec timeout -k 5 "$limit" "$@" >"$logs/$name.log" 2>&1 &
+        # `timeout` leaves this script's process group, and hands a signal on to all it has started.
+        trap 'kill $!' TERM
+        wait $!
         code=$?
         echo "[$name] exit $code after $((SECONDS - begun)) s"
         grep -h '^\[check\]' "$logs/$name.log"
-        [ "$code" = 0 ] || { tail -n 25 "$logs/$name.log" && failed "$name" "exit $code"; }
+        ended "$name" "$code" || tail -n 25 "$logs/$name.log"
     ) &
 }
 
@@ -90,9 +109,10 @@ judge() {
     local name=$1 tree=$2 code
     shift 2
     fresh "$name"
+    echo "cut off" >"$rows/$name.failed"
     in_tree "$tree" "$@"
     code=$?
-    [ "$code" = 0 ] || failed "$name" "exit $code"
+    ended "$name" "$code"
 }
 
 # fresh NAME WORD...: what an earlier run of this job left is gone.
@@ -104,14 +124,27 @@ fresh() {
     done
 }
 
+# ended NAME CODE: false if it did not end well.
+ended() {
+    rm -f "$rows/$1.failed"
+    [ "$2" = 0 ] || { failed "$1" "exit $2" && return 1; }
+}
+
 failed() {
     echo "[$1] FAILED: $2"
     echo "$2" >"$rows/$1.failed"
 }
 
+# From nothing, whatever an earlier one left: that may have been another vLLM.
 setup() {
     set -e
-    mkdir -p "$site" "$stock"
+    compgen -G "$PIECES/piece.*" >/dev/null || {
+        echo "[setup] no piece.* in $PIECES; the head of tests/gpu/run.sh says what belongs there"
+        return 2
+    }
+    rm -rf "$WORK/set-up" "$site" "$stock" "$patched" "$WORK/overlay" "${rows:?}"
+    mkdir -p "$site" "$stock" "$rows"
+    echo "cut off" >"$rows/setup.failed"
     cat "$PIECES"/piece.* | tar xz -C "$site"
     python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" \
         "$PIECES"/*.whl
@@ -132,6 +165,7 @@ setup() {
         wait "$writing"
     fi
     du -sh "$vision" "$text"
+    fresh setup
     touch "$WORK/set-up"
     set +e
 }
@@ -276,7 +310,8 @@ pictures() {
 }
 
 results() {
-    tar cz -C "$WORK" rows logs >"$OUT/rows-logs.tgz"
+    fresh results
+    tar cz -C "$WORK" rows logs >"$OUT/rows-logs.tgz" || failed results "not packed"
 }
 
 # Text engines of both trees by turns, and one of the vision checkpoint.
@@ -326,21 +361,29 @@ cache() {
 # shellcheck source=/dev/null
 source "$here/stages_two.sh"
 
-stages=("$@")
-[ "${1:-}" != all ] || stages=(setup warm first second kernels server figures cache table)
-known=" setup patch warm first second kernels server figures table cache release serving tower images "
-known+="pictures two differ session "
-[ $# -gt 0 ] || { echo "no stage named: all, or some of:$known" >&2 && exit 2; }
-for stage in "${stages[@]}"; do
-    [[ $known == *" $stage "* ]] || { echo "unknown stage $stage, not one of:$known" >&2 && exit 2; }
-done
+# Ends what runs, on the GPU too. SIGINT does not reach what runs in the background by itself.
+stopped() {
+    trap - INT TERM
+    kill -- "-$running"
+    exit 130
+}
+
 code=0
 for stage in "${stages[@]}"; do
     begun=$SECONDS
-    "$stage"
-    ended=$?
-    [ "$ended" = 0 ] || code=1
-    echo "== $stage: exit $ended, $((SECONDS - begun)) s"
+    # In the background, since a trap waits for what runs in front; with a process group of its own.
+    set -m
+    "$stage" &
+    running=$!
+    set +m
+    trap stopped INT TERM
+    wait "$running"
+    result=$?
+    trap - INT TERM
+    [ "$result" = 0 ] || code=1
+    echo "== $stage: exit $result, $((SECONDS - begun)) s"
+    # Everything else would only fail for want of it.
+    [ "$stage" != setup ] || [ "$result" = 0 ] || break
 done
 for word in "$rows"/*.failed; do
     [ -e "$word" ] || continue

@@ -22,12 +22,12 @@ def main(folder: str, *names: str) -> int:
         print(f"FAIL     job {path.stem}: {path.read_text().strip()}")
     for name in names:
         path = Path(folder) / f"{name}.json"
-        if not path.exists():
+        rows = json.loads(path.read_text()) if path.exists() else []
+        if not rows:
             counts["NOT RUN"] += 1
-            print(f"NOT RUN  {name}: no report")
+            print(f"NOT RUN  {name}: {'no row in its report' if path.exists() else 'no report'}")
             failed += 1
-            continue
-        for row in json.loads(path.read_text()):
+        for row in rows:
             mark = {True: "ok", False: "FAIL", None: "info"}[row["ok"]]
             counts[mark] += 1
             failed += row["ok"] is False
