@@ -14,6 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -68,10 +69,10 @@ def write(
     """Writes config.json, the shards with their index, and the tokenizer; returns ``folder``.
 
     ``vision_layers=0`` writes a text-only checkpoint. ``overrides`` replace config keys (smaller
-    widths for the CPU: keep widths multiples of 128 when ``quantized``).
+    widths for the CPU: keep widths multiples of 128 when ``quantized``). An earlier checkpoint in
+    ``folder`` is removed first. Raises ValueError for counts that no valid checkpoint has.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     config = config_json(
         layers=layers,
         experts=experts,
@@ -80,6 +81,11 @@ def write(
         quantized=quantized,
         **overrides,
     )
+    _check(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    # The config first: what is cut off from here on is no checkpoint.
+    for old in ("config.json", "model.safetensors.index.json", *folder.glob("*.safetensors")):
+        (folder / old).unlink(missing_ok=True)
     tiny_tokenizer.write(folder)
     shards = _shards(config)
     with ThreadPoolExecutor(8) as pool:
@@ -90,6 +96,14 @@ def write(
     _json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
     _json(folder / "config.json", config)
     return folder
+
+
+def _check(config: dict) -> None:
+    experts, chosen = config["n_routed_experts"], config["num_experts_per_tok"]
+    if experts < chosen:
+        raise ValueError(f"{experts} experts, of which a token chooses {chosen}")
+    if config.get("vision_n_layers", 1) < 1:
+        raise ValueError(f"{config['vision_n_layers']} layers of vision")
 
 
 def _shards(config: dict) -> dict[str, list[Spec]]:
@@ -126,7 +140,11 @@ def main() -> int:
     parser.add_argument("--experts", type=int, default=32)
     args = parser.parse_args()
     layers = 0 if args.text_only else args.vision_layers
-    write(args.folder, seed=args.seed, vision_layers=layers, experts=args.experts)
+    try:
+        write(args.folder, seed=args.seed, vision_layers=layers, experts=args.experts)
+    except (ValueError, OSError, SafetensorError) as error:
+        print(f"no checkpoint was written to {args.folder}: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

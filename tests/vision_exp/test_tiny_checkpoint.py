@@ -101,6 +101,33 @@ def test_text_only_checkpoint_is_the_language_model_of_the_vision_one(
     assert all(torch.equal(_bits(vision[name]), _bits(value)) for name, value in text.items())
 
 
+def test_a_checkpoint_replaces_an_earlier_one(tmp_path: Path) -> None:
+    tiny_checkpoint.write(tmp_path, experts=8, **SMALL)
+    tiny_checkpoint.write(tmp_path, experts=8, vision_layers=0, **SMALL)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert set(_load(tmp_path)) == set(index["weight_map"])
+
+
+def test_what_is_cut_off_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_checkpoint.write(tmp_path, experts=8, **SMALL)
+
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tiny_checkpoint, "save_file", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        tiny_checkpoint.write(tmp_path, experts=8, seed=1, **SMALL)
+    assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize("counts", [{"experts": 5}, {"experts": 8, "vision_layers": -1}])
+def test_counts_of_no_checkpoint_are_refused(tmp_path: Path, counts: dict[str, int]) -> None:
+    folder = tmp_path / "new"
+    with pytest.raises(ValueError, match=r"experts, of which a token chooses 6|-1 layers"):
+        tiny_checkpoint.write(folder, **counts, **SMALL)
+    assert not folder.exists()
+
+
 def test_scaled_weights_keep_the_size_of_a_row(folder: Path) -> None:
     tensors = _load(folder)
     for name in ("layers.0.attn.wq_b", "layers.3.ffn.shared_experts.w2"):
