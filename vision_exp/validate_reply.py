@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
+
+from vision_exp.validate_words import shown
 
 #: Fields for what a thinking model says first: vLLM's now, and what it was called before.
 REASONING = ("reasoning", "reasoning_content")
@@ -44,6 +47,16 @@ class Answer:
         return not (self.text or self.reasoning or self.tokens)
 
 
+def parsed(data: bytes, url: str) -> Any:
+    """JSON as it came. Raises BadReply."""
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise BadReply(url, f"no JSON, but {data[:80]!r}") from error
+    except RecursionError as error:
+        raise BadReply(url, f"JSON nested too deeply: {data[:80]!r}") from error
+
+
 def names_of(reply: Any, url: str) -> list[str]:
     """The names of ``/models``. Raises BadReply."""
     entries = _get(reply, "data", list, url)
@@ -61,22 +74,30 @@ def answer_of(reply: Any, url: str) -> Answer:
         raise BadReply(url, "'choices' is empty")
     message = _get(choices[0], "message", dict, url)
     logprobs = choices[0].get("logprobs")
-    listed = logprobs.get("content") if isinstance(logprobs, dict) else None
     return Answer(
         text=_words(message, ("content",), url),
         prompt_tokens=_get(_get(reply, "usage", dict, url), "prompt_tokens", int, url),
-        tokens=[_alternatives(entry, url) for entry in listed or []],
+        tokens=[_alternatives(entry, url) for entry in _listed(logprobs, "content", url)],
         reasoning=_words(message, REASONING, url),
     )
 
 
 def _get(holder: Any, name: str, kind: type, url: str) -> Any:
     if not isinstance(holder, dict):
-        raise BadReply(url, f"no object with {name!r}, but {str(holder)[:80]!r}")
-    if not isinstance(holder.get(name), kind):
-        told = f"but {holder[name]!r:.80}" if name in holder else f"only {sorted(map(str, holder))}"
+        raise BadReply(url, f"no object with {name!r}, but {shown(holder)}")
+    found = holder.get(name)
+    # To Python a bool is an int; as a count of tokens it says nothing.
+    if not isinstance(found, kind) or isinstance(found, bool):
+        told = f"but {shown(found)}" if name in holder else f"only {shown(sorted(holder), 200)}"
         raise BadReply(url, f"no {JSON_NAMES[kind]} {name!r}, {told}")
-    return holder[name]
+    return found
+
+
+def _listed(holder: Any, name: str, url: str) -> list[Any]:
+    """A list that may be null or missing, as may what it is in."""
+    if holder is None or (isinstance(holder, dict) and holder.get(name) is None):
+        return []
+    return list(_get(holder, name, list, url))
 
 
 def _words(message: dict[str, Any], names: tuple[str, ...], url: str) -> str:
@@ -90,10 +111,22 @@ def _words(message: dict[str, Any], names: tuple[str, ...], url: str) -> str:
 def _alternatives(entry: Any, url: str) -> dict[str, float]:
     """Several tokens can have one spelling (halves of a character): the likeliest counts."""
     found: dict[str, float] = {}
-    others = entry.get("top_logprobs") if isinstance(entry, dict) else None
-    for each in [entry, *(others or [])]:
-        token, chance = _get(each, "token", str, url), each.get("logprob")
-        if not isinstance(chance, (int, float)) or not math.isfinite(chance):
-            raise BadReply(url, f"the log-probability of {token!r} is {chance!r}")
+    others = _listed(entry, "top_logprobs", url)
+    for each in [entry, *others]:
+        token = _get(each, "token", str, url)
+        chance = _finite(each.get("logprob"))
+        if chance is None:
+            raise BadReply(url, f"the log-probability of {token!r} is {shown(each.get('logprob'))}")
         found[token] = max(chance, found.get(token, chance))
     return found
+
+
+def _finite(value: Any) -> float | None:
+    """A number as a float; None for what is none, or none that can be reckoned with."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
