@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from vision_exp import validate_pictures as pictures
@@ -27,6 +27,7 @@ from vision_exp.validate_judge import (
 )
 from vision_exp.validate_reply import Answer
 from vision_exp.validate_stream import Cut, cancel, cancel_early
+from vision_exp.validate_threads import at_once
 
 Content = list[dict[str, Any]]
 NAME_COLOUR = "What colour is the disc? Answer with one word."
@@ -59,8 +60,7 @@ class Lab:
         return self.client.ask(content, salt=salt, **options)
 
     def at_once(self, contents: list[Content]) -> list[Answer]:
-        with ThreadPoolExecutor(len(contents)) as pool:
-            return list(pool.map(self.cold, contents))
+        return at_once([partial(self.cold, content) for content in contents])
 
     def reference(self, content: Content, other: Content) -> Reference:
         """What ``content`` is answered alone; ``other`` is the same with another picture."""
@@ -225,7 +225,7 @@ def _not_cut(cuts: list[Cut]) -> Verdict | None:
     compared = "two streamed answers: whether they ran when they were hung up on"
     for cut in cuts:
         if cut.error:
-            return verdict(False, compared, f"the stream told of an error: {cut.error}")
+            return verdict(False, compared, f"the stream went wrong: {cut.error}")
         if cut.ended and not cut.pieces:
             return verdict(False, compared, f"no piece of an answer came: {cut.ended}")
         if cut.ended:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import time
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from vision_exp.validate_reply import Answer, BadReply, answer_of, names_of
+from vision_exp.validate_reply import Answer, BadReply, answer_of, names_of, parsed
+from vision_exp.validate_wire import Wire
 
 CHAT = "/chat/completions"
 #: DeepSeek-V4's rendering in vLLM thinks if either is true, also as a default of the server.
@@ -33,20 +35,26 @@ UNKNOWN_FIELD = (400, 422)
 
 
 class Refused(Exception):
-    """The server answered with an HTTP error: ``status`` and the start of its body."""
+    """Another status than 200: with where a redirect leads, and the start of the body."""
 
-    def __init__(self, status: int, body: str) -> None:
-        super().__init__(f"HTTP {status}: {' '.join(body.split())[:300]}")
-        self.status = status
+    def __init__(self, status: int, body: str, location: str = "") -> None:
+        told = f" to {location[:300]}" if location else ""
+        words = " ".join(body.split())[:300]
+        super().__init__(f"HTTP {status}{told}: {words}" if words else f"HTTP {status}{told}")
+        self.status, self.location = status, location
 
 
 class Unreachable(Exception):
     """No HTTP answer, or one that broke off."""
 
 
+class TooLate(Unreachable):
+    """No whole answer within the time that a request has."""
+
+
 @dataclass
 class Client:
-    """``url`` is the base with ``/v1``; ``timeout`` is in seconds, for each wait of a request.
+    """``url`` is the base with ``/v1``; ``timeout`` is in seconds, for each request with its reply.
 
     ``form``: fields that go along with every request, one of `FORMS`.
     """
@@ -97,8 +105,9 @@ class Client:
     ) -> http.client.HTTPConnection:
         """A connection on which the request was sent; the reply is not waited for.
 
-        Raises Unreachable.
+        Its socket is a `Wire`. Raises Unreachable.
         """
+        deadline = time.monotonic() + self.timeout
         parts = urlsplit(self.url)
         headers = {"Content-Type": "application/json"}
         if self.key:
@@ -120,11 +129,17 @@ class Client:
             connection.request(method, parts.path.rstrip("/") + path, data, headers)
         except (OSError, http.client.HTTPException, UnicodeError) as error:  # a host's odd labels
             connection.close()
-            raise Unreachable(f"{self.url}{path}: {error or type(error).__name__}") from error
+            raise self.lost(path, error) from error
+        connection.sock = Wire(connection.sock, self.url + path, deadline, self.timeout)
         return connection
 
+    def lost(self, path: str, error: Exception, words: str = "") -> Unreachable:
+        """What to raise for an error of the connection; ``words`` come before it."""
+        kind = TooLate if isinstance(error, TimeoutError) else Unreachable
+        return kind(f"{self.url}{path}: {words}{str(error) or type(error).__name__}")
+
     def reply(self, connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
-        """The reply's head. Raises Refused or Unreachable, with the connection closed."""
+        """The reply's head. Raises Refused, Unreachable or BadReply, with the connection closed."""
         try:
             response = connection.getresponse()
             if response.status == 200:
@@ -132,9 +147,12 @@ class Client:
             words = response.read(2000).decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise Unreachable(f"{self.url}{path}: {error or type(error).__name__}") from error
+            raise self.lost(path, error) from error
+        except BadReply:
+            connection.close()
+            raise
         connection.close()
-        raise Refused(response.status, words)
+        raise Refused(response.status, words, response.headers.get("Location", ""))
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         connection = self.send(method, path, body)
@@ -142,10 +160,8 @@ class Client:
         try:
             data = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"{self.url}{path}: the answer broke off: {error}") from error
+            raise self.lost(path, error, "the answer broke off: ") from error
         finally:
+            response.close()
             connection.close()
-        try:
-            return json.loads(data)
-        except ValueError as error:
-            raise BadReply(f"{self.url}{path}", f"no JSON, but {data[:80]!r}") from error
+        return parsed(data, self.url + path)

@@ -7,23 +7,27 @@ import json
 import ssl
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from vision_exp.validate_client import CHAT, UNKNOWN_FIELD, Client, Refused, Unreachable
+from vision_exp.validate_client import CHAT, UNKNOWN_FIELD, Client, Refused
 from vision_exp.validate_reply import REASONING
+from vision_exp.validate_wire import Wire
+from vision_exp.validate_words import shown
 
 #: Seconds for which an answer is read after its first piece: one that was complete by then shows.
 LISTEN = 0.05
 #: Seconds after which a request is dropped that shall not have answered yet.
 EARLY = 0.02
 MAX_TOKENS = 400
+#: Bytes of one line of a stream: an event is a token with its alternatives.
+LONGEST = 1 << 20
 
 
 @dataclass(frozen=True)
 class Cut:
     """A stream at the moment of hanging up: pieces of text that had come, and why it had ended.
 
-    ``ended`` is empty while it was running; ``error`` tells what the stream said of an error.
+    ``ended`` is empty while it was running; ``error`` tells what was wrong with the stream.
     """
 
     pieces: int
@@ -44,16 +48,24 @@ class _Events:
     def feed(self, data: bytes) -> None:
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:"):
-                self.seen = True
-                self._event(line[5:].strip())
+            self._line(line)
+        if len(self.rest) > LONGEST:
+            self.error = f"a line of more than {LONGEST} bytes: {self.rest[:60]!r}"
 
     def close(self) -> None:
         """The server sent all it had."""
+        self._line(self.rest)  # the last line may have no end
         if not self.seen:
             words = self.rest.strip()[:60].decode(errors="replace")
             self.ended = f"the reply was no stream of events but {words!r}"
-        self.ended = self.ended or "the stream was complete"
+        elif not self.ended:
+            cut = f"cut off after {self.pieces} pieces, without finish_reason or [DONE]"
+            self.error = self.error or cut
+
+    def _line(self, line: bytes) -> None:
+        if line.startswith(b"data:"):
+            self.seen = True
+            self._event(line[5:].strip())
 
     def _event(self, data: bytes) -> None:
         if data == b"[DONE]":
@@ -61,13 +73,13 @@ class _Events:
             return
         try:
             event: Any = json.loads(data)
-        except ValueError:
-            self.error = f"an event was no JSON: {data[:60]!r}"
+        except (ValueError, RecursionError):
+            self.error = f"an event was no JSON that can be read: {data[:60]!r}"
             return
         if not isinstance(event, dict):
             return
         if event.get("error"):
-            self.error = f"{event['error']!r:.200}"
+            self.error = shown(event["error"], 200)
         choices = event.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(choice, dict):
@@ -79,51 +91,58 @@ class _Events:
         if choice.get("logprobs") or any(told.get(n) for n in ("content", *REASONING)):
             self.pieces += 1
         if choice.get("finish_reason"):
-            self.ended = f"the answer had ended ({choice['finish_reason']})"
+            self.ended = f"the answer had ended ({shown(choice['finish_reason'])})"
 
 
 def cancel(client: Client, content: list[dict[str, Any]]) -> Cut:
     """Starts a long streamed answer and hangs up soon after its first piece.
 
-    Raises Refused or Unreachable.
+    Raises Refused, Unreachable or BadReply.
     """
     body = client.body(content, MAX_TOKENS) | {"stream": True}
     try:
         # vLLM's; without it a model may have nothing more to say after a word.
-        connection, response = _open(client, body | {"ignore_eos": True})
+        wire, response = _open(client, body | {"ignore_eos": True})
     except Refused as error:
         if error.status not in UNKNOWN_FIELD:
             raise
-        connection, response = _open(client, body)
+        wire, response = _open(client, body)
     events = _Events()
     try:
-        _read(response, events)
+        _read(wire, response, events)
+    except TimeoutError as error:
+        words = f"no piece of a streamed answer within {client.timeout:g} s (--timeout)"
+        raise client.lost(CHAT, TimeoutError(words)) from error
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"{client.url}{CHAT}: the stream broke off: {error!r}") from error
+        raise client.lost(CHAT, error, "the stream broke off: ") from error
     finally:
         response.close()
-        connection.close()
+        wire.close()
     return Cut(events.pieces, events.ended, events.error)
 
 
-def _read(response: http.client.HTTPResponse, events: _Events) -> None:
+def _read(wire: Wire, response: http.client.HTTPResponse, events: _Events) -> None:
     """Up to the first piece, and then on for as long as `LISTEN` tells."""
-    limit = float("inf")
-    while not (events.ended or events.error) and time.monotonic() < limit:
-        data = response.read1(65536)
+    heard = False
+    while not (events.ended or events.error):
+        if events.pieces and not heard:
+            heard, wire.deadline = True, time.monotonic() + LISTEN
+        try:
+            data = response.read1(65536)
+        except TimeoutError:
+            if heard:
+                return
+            raise
         if not data:
             events.close()
             return
         events.feed(data)
-        if events.pieces and limit == float("inf"):
-            limit = time.monotonic() + LISTEN
 
 
-def _open(
-    client: Client, body: dict[str, Any]
-) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+def _open(client: Client, body: dict[str, Any]) -> tuple[Wire, http.client.HTTPResponse]:
     connection = client.send("POST", CHAT, body)
-    return connection, client.reply(connection, CHAT)
+    wire = cast("Wire", connection.sock)  # forgotten there where the server will close
+    return wire, client.reply(connection, CHAT)
 
 
 def cancel_early(client: Client, content: list[dict[str, Any]]) -> Cut:
@@ -133,18 +152,23 @@ def cancel_early(client: Client, content: list[dict[str, Any]]) -> Cut:
     """
     body = client.body(content, MAX_TOKENS) | {"stream": True}
     connection = client.send("POST", CHAT, body)
+    sock = cast("Wire", connection.sock).sock
     events, head = _Events(), b""
     try:
         time.sleep(EARLY)
-        connection.sock.setblocking(False)
-        while data := connection.sock.recv(65536):
+        sock.setblocking(False)
+        limit = time.monotonic() + EARLY  # a server may send without end
+        while time.monotonic() < limit and not (events.pieces or events.ended or events.error):
+            data = sock.recv(65536)
+            if not data:
+                events.close()
+                break
             head = head or data
             events.feed(data)
-        events.close()
     except (BlockingIOError, ssl.SSLWantReadError):
         pass  # no more has come yet
     except OSError as error:
-        raise Unreachable(f"{client.url}{CHAT}: {error}") from error
+        raise client.lost(CHAT, error) from error
     finally:
         connection.close()
     status = head.partition(b"\r\n")[0].decode(errors="replace")

@@ -65,7 +65,8 @@ def options(argv: list[str] | None, about: str) -> Options:
     parser.add_argument("--url", required=True, help=f"base URL, as {EXAMPLE}")
     parser.add_argument("--model", default="", help="default: the first that the server lists")
     parser.add_argument("--api-key", default="", help="sent as a bearer token")
-    parser.add_argument("--timeout", default="120", help="seconds for each wait; default 120")
+    limit = "seconds for each request: to the end of its reply, of a stream to its first piece"
+    parser.add_argument("--timeout", default="120", help=f"{limit}; default 120")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     args = parser.parse_args(argv)
     return Options(
