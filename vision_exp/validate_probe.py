@@ -24,7 +24,7 @@ LARGEST_ERROR = 8.0
 
 def coordinates(lab: Lab) -> Verdict:
     """Markers on a five by five grid; slope and mean error of the answers along both axes."""
-    compared = "answered positions of a marker against its true ones, 25 places, slope and error"
+    compared = "answered positions of a marker against its true ones, slope and error"
     if not lab.trained:
         return skipped(compared, lab.senseless)
     told: list[tuple[float, float, float, float]] = []
@@ -38,8 +38,12 @@ def coordinates(lab: Lab) -> Verdict:
                 told.append((100 * x, 100 * y, numbers[0], numbers[1]))
             else:
                 unreadable.append(text)
-    if len(told) < 20:
-        return verdict(False, compared, f"{len(unreadable)} unreadable, as {unreadable[0]!r}")
+    places = len(PLACES) ** 2
+    compared += f", {len(told)} of {places} places"
+    # A whole row or column may be missing from few answers: of that side nothing would be known.
+    if len(told) < 20 or any(len({each[axis] for each in told}) < len(PLACES) for axis in (0, 1)):
+        words = f"too few places, or none of a whole row or column: {places - len(told)} unreadable"
+        return verdict(False, compared, f"{words}, as {unreadable[0]!r}")
     true_x, true_y, told_x, told_y = (list(column) for column in zip(*told, strict=True))
     slopes = slope(true_x, told_x), slope(true_y, told_y)
     errors = [
