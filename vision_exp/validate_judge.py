@@ -81,10 +81,11 @@ class Noise:
 
 @dataclass(frozen=True)
 class Reference:
-    """Answers to one request asked alone, and to the same one with another picture."""
+    """Answers to one request asked alone, and to ``what`` else: the same with another picture."""
 
     alone: list[Answer]
     others: list[Answer]
+    what: str = "another picture"
 
     @property
     def noise(self) -> Noise:
@@ -152,7 +153,7 @@ def judge(answer: Answer, reference: Reference, noise: Noise) -> Finding:
     moved = nearest(answer, reference.alone)
     control = min((nearest(each, reference.alone) for each in reference.others), default=0.0)
     words = f"{answer.text!r} {_away(moved)} {reference.alone[0].text!r} as asked alone"
-    other = f"an answer to another picture {_away(control)} it"
+    other = f"an answer to {reference.what} {_away(control)} it"
     own = f"but so do {noise.lost} of {noise.repeats} repeats of one request alone"
     limit = f"limit {noise.limit:.2f}"
     if noise.lost and math.isinf(moved):
@@ -191,7 +192,8 @@ def all_same(pairs: list[tuple[Answer, Reference]], known: Noise) -> tuple[bool 
         moved = max(finding.moved for finding in judged)
         control = min(finding.control for finding in judged)
         words.append(f"at most {moved:.2f} nats from the same request alone")
-        words.append(f"limit {known.limit:.2f}; an answer to another picture {_away(control)} it")
+        other = f"an answer to {pairs[0][1].what} {_away(control)} it"
+        words.append(f"limit {known.limit:.2f}; {other}")
     return both(*(finding.good for finding in found)), "; ".join(words)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
+import re
 from typing import Any
 
 from PIL import Image, ImageDraw
@@ -72,6 +73,15 @@ def part(picture: Image.Image, form: str = "PNG") -> dict[str, Any]:
 def raw_part(data: bytes, kind: str) -> dict[str, Any]:
     url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def colours_named(text: str) -> list[str]:
+    """Each of `COLOURS` that a text has as a whole word, once, in the order of first mention.
+
+    A right answer may say its colour twice, and the ground's: that is grey, none of these.
+    """
+    found = re.findall(r"[^\W\d_]+", text.lower())
+    return list(dict.fromkeys(word for word in found if word in COLOURS))
 
 
 def words(text: str) -> dict[str, Any]:

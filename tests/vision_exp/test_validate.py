@@ -15,6 +15,7 @@ from vision_exp.validate_client import FORMS, Client
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import fake_brain
 import fake_server
 
 #: The largest ones cost seconds each to pack.
@@ -55,15 +56,15 @@ def test_a_right_server_passes_everything(tmp_path: Path) -> None:
     assert all(check["compared"] for check in found["checks"])
 
 
-@pytest.mark.parametrize("fault", fake_server.FAULTS)
+@pytest.mark.parametrize("fault", fake_brain.FAULTS)
 def test_a_fault_fails_its_check(fault: str) -> None:
     with fake_server.serving(fault) as url:
-        found = _run(fake_server.FAULTS[fault], url)
+        found = _run(fake_brain.FAULTS[fault], url)
     assert found["state"] == "failed", found
 
 
 def test_a_failed_check_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = fake_server.FAULTS["order ignored"]
+    name = fake_brain.FAULTS["order ignored"]
     monkeypatch.setattr(validate_run, "CHECKS", {name: validate_run.CHECKS[name]})
     with fake_server.serving("order ignored") as url:
         code, states, _ = _states(url, tmp_path)
@@ -207,3 +208,52 @@ def test_without_a_salt_the_cache_is_named() -> None:
         assert "server's cache" in _run("two concurrent image requests", url)["compared"]
         found = _run("a prefix fork", url)
     assert found["state"] == "skipped" and "cache_salt" in found["detail"]
+
+
+@pytest.mark.parametrize(
+    ("text", "colours"),
+    [
+        ("Red", ["red"]),
+        ("**RED.** The disc is red, on grey.", ["red"]),
+        ("The coloured discs are blue, red", ["blue", "red"]),
+        ("reddish, considered, blackboard", []),
+        ("red green_1 blue-yellow", ["red", "green", "blue", "yellow"]),
+    ],
+)
+def test_colours_are_whole_words(text: str, colours: list[str]) -> None:
+    assert validate_pictures.colours_named(text) == colours
+
+
+@pytest.mark.parametrize("name", ["each request its own picture", "one picture at every offset"])
+def test_an_answer_that_names_every_colour_is_wrong(name: str) -> None:
+    with fake_server.serving("every colour named") as url:
+        found = _run(name, url)
+    assert found["state"] == "failed" and "red, green, blue" in found["detail"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "each request its own picture",
+        "one picture at every offset",
+        "pictures in another order",
+    ],
+)
+def test_right_answers_in_sentences_are_right(name: str) -> None:
+    with fake_server.serving("wordy") as url:
+        assert _run(name, url)["state"] == "passed"
+
+
+def test_a_salt_that_is_ignored_passes_no_prefix_fork() -> None:
+    with fake_server.serving("salt ignored") as url:
+        found = _run("a prefix fork", url)
+    assert found["state"] == "skipped"
+    assert "the other question is 0.00 nats from it" in found["detail"]
+    assert "with a fresh cache_salt, which vLLM honours" in found["compared"]
+
+
+def test_only_places_that_were_read_are_said_to_be_compared() -> None:
+    with fake_server.serving("right side unseen") as url:
+        found = _run("positions in a picture", url)
+    assert "20 of 25 places" in found["compared"]
+    assert "a whole row or column" in found["detail"] and "cannot see" in found["detail"]
