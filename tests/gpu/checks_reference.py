@@ -1,6 +1,6 @@
 """Embeddings, experts and hidden states of the patched vLLM against a float32 computation.
 
-    checks_reference.py MODEL REPORT.json ANSWERS.json
+    checks_reference.py MODEL REPORT.json
 
 The language model's linears run in FP8 with rounded activations, so a distance remains on any
 prompt. Text shows its size; the same distance is wanted where images are, and a clearly larger one
@@ -17,7 +17,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu.answers import Answer, save_answers
 from gpu.capture import Captured, capture, row_error, same_experts
 from gpu.loading import DRAFTS, hash_biases, judge_loading, names_in, watched_loading
 from gpu.reference_image import KINDS, SENTINEL_FIRST, patches_of
@@ -58,22 +57,18 @@ def twins() -> dict[str, Ask]:
     return {"text of 217": Ask(text_ids(217, 6)), "text of 627": Ask(text_ids(627, 7))}
 
 
-def main(folder: str, report_path: str, answers_path: str) -> int:
+def main(folder: str, report_path: str) -> int:
     report = Report(Path(report_path))
     with watched_loading() as loads:
-        engine = Engine(folder, probed=True)
+        engine = Engine(folder)
     names, homeless = names_in(Path(folder)), DRAFTS | hash_biases(Path(folder))
     report.run("all tensors are loaded", lambda: judge_loading(names, loads, homeless))
     taken: dict[str, Captured] = {}
-    answers: dict[str, Answer] = {}
     for name, ask in asks().items():
         engine.forget()
         with capture(engine.model) as found:
             engine.ask(ask, max_tokens=1)
         taken[name] = found
-        answers[name] = engine.cold(ask)
-    answers |= {name: engine.cold(ask) for name, ask in twins().items()}
-    save_answers(Path(answers_path), answers)
     checks = Comparison(Path(folder), report)
     for name, ask in asks().items():
         checks.judge(name, ask, taken[name])

@@ -1,10 +1,11 @@
 """Warm equals cold: caches, chunks, company and preemption leave the answer to images unchanged.
 
-    checks_reuse.py MODEL REPORT.json EAGER.json
+    checks_reuse.py MODEL REPORT.json GRAPHS.json
 
 With CUDA graphs on. Every image prompt has a text twin of the same length, whose repeats and
 treated runs tell what the model itself moves by; the criterion is in judging.py. Each row also
-judges that what it names took place: the encoder's runs, the cached tokens, the steps.
+judges that what it names took place: the encoder's runs, the cached tokens, the steps. GRAPHS gets
+the answers that checks_graphs.py holds against an eager engine's.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu import checks_reference
-from gpu.answers import Answer, load_answers, noise_of
+from gpu import checks_graphs
+from gpu.answers import Answer, noise_of
 from gpu.judging import (
     Needs,
     Run,
@@ -31,7 +32,7 @@ from gpu.judging import (
     unsplit,
 )
 from gpu.rig import SQUARE, WIDE, Ask, Engine, Report, picture, text_ids, with_images
-from gpu.steps import count_encoder, preempted, watched
+from gpu.steps import count_encoder, preempted, recorded_steps, watched
 from gpu.visibility_check import causal
 
 #: Text before the picture of the long prompts; WIDE then takes positions 600 to 968.
@@ -121,7 +122,7 @@ def begun(treat: Callable[[Ask], Run], ask: Ask, cold: Sequence[Answer], at: int
     raise RuntimeError(f"none of {TRIES} runs began like one of {len(cold)} cold runs")
 
 
-def main(folder: str, report_path: str, eager_path: str) -> int:
+def main(folder: str, report_path: str, graphs_path: str) -> int:
     report = Report(Path(report_path))
     engine = Engine(
         folder,
@@ -138,24 +139,9 @@ def main(folder: str, report_path: str, eager_path: str) -> int:
     report.run("8 concurrent requests equal alone", lambda: company(engine))
     preemption(engine, judge)
     refusals(engine, report)
-    # Last: without the other job's answers it ends this one.
-    graphs_equal_eager(engine, report, Path(eager_path))
+    report.run("CUDA graphs: which steps replay them", lambda: checks_graphs.replays(engine))
+    checks_graphs.take(engine, Path(graphs_path))
     return 0
-
-
-def graphs_equal_eager(engine: Engine, report: Report, path: Path) -> None:
-    """The eager run's answers are as near to repeats with graphs as those to texts are."""
-    eager, asks = load_answers(path), checks_reference.asks() | checks_reference.twins()
-    cold = {name: [engine.cold(ask) for _ in range(COLD)] for name, ask in asks.items()}
-    runs = {name: Runs(cold[name], [eager[name]]) for name in asks}
-    said = [name for name, ask in asks.items() if not ask.pictures]
-    texts, noise = [runs[name] for name in said], noise_of(cold[name] for name in said)
-    for name, found in runs.items():
-
-        def check(found: Runs = found) -> tuple[bool, str]:
-            return same_answers([found], texts, {}, noise)
-
-        report.run(f"CUDA graphs on, {name}: as eager", check)
 
 
 def caches(engine: Engine, judge: Judge) -> None:
@@ -222,10 +208,12 @@ def company(engine: Engine) -> tuple[bool, str]:
     ]
     asks = [texts[0], *images[:2], texts[1], *images[2:], texts[2]]
     cold = [[engine.cold(ask) for _ in range(COLD)] for ask in asks]
-    rounds = []
+    rounds, together = [], []
     for _ in range(TREATED):
         engine.forget()
-        rounds.append(engine.ask(*asks))
+        with recorded_steps(engine.scheduler) as steps:
+            rounds.append(engine.ask(*asks))
+        together.append(steps.together)
     answers = zip(*rounds, strict=True)
     runs = [Runs(mine, found) for mine, found in zip(cold, answers, strict=True)]
     alone = [found for found, ask in zip(runs, asks, strict=True) if ask.pictures]
@@ -240,7 +228,9 @@ def company(engine: Engine) -> tuple[bool, str]:
             nearness(mine.cold, found) for mine, found in zip(alone, off, strict=True)
         ),
     }
-    return same_answers(alone, said, controls, noise_of(list(each.cold) for each in said))
+    same, words = same_answers(alone, said, controls, noise_of(list(each.cold) for each in said))
+    least = min(together)
+    return same and least > 1, f"{least} of {len(images)} image prompts in one step; {words}"
 
 
 def preemption(engine: Engine, judge: Judge) -> None:

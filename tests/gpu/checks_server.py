@@ -242,7 +242,9 @@ def validate(report_path: Path) -> tuple[bool, str]:
     result = json.loads(out.read_text())
     states = [check["state"] for check in result["checks"]]
     counts = {state: states.count(state) for state in sorted(set(states))}
-    return done.returncode == 0, f"exit {done.returncode}, {counts}"
+    skipped = [check["name"] for check in result["checks"] if check["state"] == "skipped"]
+    words = f"exit {done.returncode}, {counts}; skipped: {', '.join(skipped) or 'none'}"
+    return done.returncode == 0, words
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ warm() {
 
 reference_job() {
     job reference "$1" "$patched" python3 "$here/checks_reference.py" "$vision" \
-        "$rows/reference.json" "$WORK/eager.json"
+        "$rows/reference.json"
 }
 
 first() {
@@ -241,9 +241,9 @@ noise_job() {
 }
 
 second() {
-    rm -f "$rows/eps.json" "$WORK"/{forced,kept}.pt
+    rm -f "$rows"/{eps,graphs}.json "$WORK"/{forced,kept}.pt "$WORK/graphs.json"
     job reuse 580 "$patched" python3 "$here/checks_reuse.py" "$vision" "$rows/reuse.json" \
-        "$WORK/eager.json"
+        "$WORK/graphs.json"
     visibility_job 500
     noise_job 500
     job memory 500 "$patched" python3 "$here/checks_memory.py" "$vision" "$rows/memory.json"
@@ -253,6 +253,8 @@ second() {
         python3 "$here/checks_eps.py" dump "$vision" "$WORK/kept.pt"
     wait
     draft_compare
+    judge compare-graphs "$patched" python3 "$here/checks_graphs.py" "$WORK/draft-plain.json" \
+        "$WORK/graphs.json" "$rows/graphs.json"
     judge compare-eps "$patched" python3 "$here/checks_eps.py" compare "$rows/eps.json" \
         "$WORK/forced.pt" "$WORK/kept.pt"
 }
@@ -342,8 +344,8 @@ figures() {
 
 table() {
     results
-    rows_of stock_fails text reference reuse visibility noise memory eps draft sm100 server tower \
-        serving
+    rows_of stock_fails text reference reuse graphs visibility noise memory eps draft sm100 \
+        server tower serving
 }
 
 # rows_of REPORT...: the table; a failed row or a missing report fails the run.

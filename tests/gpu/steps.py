@@ -17,6 +17,8 @@ class Steps:
     def __init__(self) -> None:
         self.ranges: dict[str, list[tuple[int, int]]] = {}
         self.blocks: dict[str, list[tuple[int, int]]] = {}
+        #: Most prompts with images of which one step computed something.
+        self.together = 0
 
 
 @contextmanager
@@ -27,14 +29,17 @@ def recorded_steps(scheduler: Any) -> Iterator[Steps]:
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         output = schedule(*args, **kwargs)
+        images = 0
         for name, count in output.num_scheduled_tokens.items():
             request = scheduler.requests[name]
             # The scheduler has counted the step's tokens as computed already.
             start = request.num_computed_tokens - count
             if start < request.num_prompt_tokens:
                 found.ranges.setdefault(name, []).append((start, start + count))
+                images += bool(request.mm_features)
             places = [feature.mm_position for feature in request.mm_features or ()]
             found.blocks[name] = [(p.offset, p.offset + p.length) for p in places]
+        found.together = max(found.together, images)
         return output
 
     with replaced(scheduler, "schedule", recorded):
