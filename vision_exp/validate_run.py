@@ -18,10 +18,12 @@ from vision_exp.validate_client import (
     Refused,
     Unreachable,
 )
+from vision_exp.validate_hints import WHO_AND_WHEN, NoPicture, no_server
 from vision_exp.validate_judge import FAILED, FLOOR, SKIPPED, Verdict
 from vision_exp.validate_probe import coordinates
 from vision_exp.validate_reply import Answer, BadReply
-from vision_exp.validate_usage import COMMAND, EXAMPLE, NO_SERVER, Options, Stop
+from vision_exp.validate_usage import Options
+from vision_exp.validate_words import say
 
 CHECKS: dict[str, Callable[[checks.Lab], Verdict]] = {
     "two concurrent image requests": checks.concurrent(2),
@@ -51,36 +53,14 @@ def enter(options: Options) -> checks.Lab:
     client = Client(options.url, options.model, options.key, options.timeout)
     try:
         return explore(client)
-    except (Unreachable, Refused, BadReply) as error:
-        words = f"no usable server: {_at(options, error)}. Nothing was checked."
-        raise Stop(NO_SERVER, words, _next(options, error)) from error
-
-
-def _at(options: Options, error: Exception) -> str:
-    """The error with the URL; only what a server refuses comes without."""
-    return f"{options.url} answers {error}" if isinstance(error, Refused) else str(error)
-
-
-def _next(options: Options, error: Exception) -> str:
-    """What to type after the server could not be used."""
-    if isinstance(error, BadReply):
-        return f"{COMMAND} --url {EXAMPLE}   (the base URL of an OpenAI-compatible chat server)"
-    status = error.status if isinstance(error, Refused) else 0
-    if status in (401, 403):
-        return f"{COMMAND} --url {options.url} --api-key KEY"
-    if status == 404 and not options.url.endswith("/v1"):
-        return f"{COMMAND} --url {EXAMPLE}   (the base URL, up to and with /v1)"
-    if status == 404 and options.model:
-        return f"curl {options.url}/models   (has the names that --model takes)"
-    return (
-        f"curl {options.url}/models   (must list the models; else start the server, or mend --url)"
-    )
+    except (Unreachable, Refused, BadReply, NoPicture) as error:
+        raise no_server(options, error) from error
 
 
 def explore(client: Client) -> checks.Lab:
     """Finds the model's name, which fields the server takes, whether it answers sense, its noise.
 
-    Raises Refused, Unreachable or BadReply.
+    Raises Refused, Unreachable, BadReply or NoPicture.
     """
     client.model = client.model or client.models()[0]
     client.form = form_of(client)
@@ -95,14 +75,19 @@ def explore(client: Client) -> checks.Lab:
         salts = True
     except Refused:
         salts = False
-    print(f"model {client.model} at {client.url}")
+    say(f"model {client.model} at {client.url}")
     if not trained:
         told = {question: answer.text or answer.reasoning for question, answer in answers.items()}
-        print(f"{why[0].upper()}{why[1:]} ({told}): checks of content will be skipped.")
+        say(f"{why[0].upper()}{why[1:]} ({told}): checks of content will be skipped.")
     lab = checks.Lab(client, trained, salts, senseless=why)
-    noise = checks.own_noise(lab)
+    try:
+        noise = checks.own_noise(lab)
+    except Refused as error:
+        if error.status in WHO_AND_WHEN:
+            raise
+        raise NoPicture(client.url, client.model, error) from error
     if noise.lost or noise.limit > FLOOR:
-        print(
+        say(
             f"Asked again alone, its answers move by {noise}: it is not reproducible. Answers "
             f"further away than {noise.limit:.2f} nats count as others, and where answers to "
             "another picture are not, nothing is judged."
@@ -150,8 +135,9 @@ def run(name: str, check: Callable[[checks.Lab], Verdict], lab: checks.Lab) -> d
     except BadReply as error:
         found = Verdict(FAILED, "the form of an answer", str(error))
     seconds = time.monotonic() - started
-    print(f"{found.state:8} {name} ({seconds:.1f} s)\n         compared: {found.compared}")
-    print(f"         {'why' if found.state == SKIPPED else 'found'}: {found.detail}", flush=True)
+    say(f"{found.state:8} {name} ({seconds:.1f} s)")
+    say(f"         compared: {found.compared}")
+    say(f"         {'why' if found.state == SKIPPED else 'found'}: {found.detail}")
     return {
         "name": name,
         "state": found.state,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
+
+from vision_exp.validate_words import line
 
 FINE, A_CHECK_FAILED, USAGE, NO_SERVER, NOT_WRITTEN, UNEXPECTED, ENVIRONMENT = range(7)
 INTERRUPTED = 130
@@ -25,6 +28,8 @@ EXIT_CODES = """exit codes:
 """
 COMMAND = "python3 -m vision_exp.validate"
 EXAMPLE = "http://HOST:PORT/v1"
+#: Seconds that a request has; a day is more than any takes, and less than the sockets' own limit.
+TIMEOUT, LONGEST_TIMEOUT = 120, 86400
 
 
 class Stop(Exception):
@@ -35,7 +40,8 @@ class Stop(Exception):
         self.code, self.hint = code, hint
 
     def show(self) -> None:
-        print(f"[vision-exp] {self}\nnext: {self.hint}", file=sys.stderr)
+        """On standard error, as one line each."""
+        print(line(f"[vision-exp] {self}"), line(f"next: {self.hint}"), sep="\n", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,20 @@ class Options:
     key: str
     timeout: float
     json: Path | None
+
+    @property
+    def without_file(self) -> str:
+        """The command as it was given, without ``--json``; a key is not shown: hints get logged."""
+        model = f" --model {shlex.quote(self.model)}" if self.model else ""
+        key = " --api-key KEY" if self.key else ""
+        limit = f" --timeout {self.timeout:g}" if self.timeout != TIMEOUT else ""
+        return f"{COMMAND} --url {shlex.quote(self.url)}{model}{key}{limit}"
+
+    @property
+    def again(self) -> str:
+        """The command as it was given."""
+        file = f" --json {shlex.quote(str(self.json))}" if self.json else ""
+        return self.without_file + file
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,7 +86,7 @@ def options(argv: list[str] | None, about: str) -> Options:
     parser.add_argument("--model", default="", help="default: the first that the server lists")
     parser.add_argument("--api-key", default="", help="sent as a bearer token")
     limit = "seconds for each request: to the end of its reply, of a stream to its first piece"
-    parser.add_argument("--timeout", default="120", help=f"{limit}; default 120")
+    parser.add_argument("--timeout", default=str(TIMEOUT), help=f"{limit}; default {TIMEOUT}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     args = parser.parse_args(argv)
     return Options(
@@ -96,7 +116,7 @@ def _url(url: str) -> str:
         raise _usage(f"--url {url} has the scheme {parts.scheme}, not http or https", example)
     if parts.username is not None:
         raise _usage("--url has a user name in it", f"{example} --api-key KEY")
-    if parts.query or parts.fragment:
+    if "?" in url or "#" in url:  # also with nothing after it, which urlsplit does not tell
         raise _usage(f"--url {url} goes on after the path: it must be the base URL", example)
     return url.rstrip("/")
 
@@ -116,11 +136,10 @@ def _seconds(told: str) -> float:
         seconds = float(told)
     except ValueError:
         seconds = math.nan
-    # A day is more than any request takes, and less than the sockets' own limit.
-    if not 0 < seconds <= 86400:
+    if not 0 < seconds <= LONGEST_TIMEOUT:
         raise _usage(
-            f"--timeout {told} is no number of seconds above 0 and up to 86400",
-            f"--url {EXAMPLE} --timeout 120",
+            f"--timeout {told} is no number of seconds above 0 and up to {LONGEST_TIMEOUT}",
+            f"--url {EXAMPLE} --timeout {TIMEOUT}",
         )
     return seconds
 
@@ -142,6 +161,8 @@ def _file(path: Path | None) -> Path | None:
             f"--json {path}: there is no folder {folder}. Nothing was checked.",
             f"mkdir -p {folder}",
         )
-    if not os.access(path if exists else folder, os.W_OK):
+    # A file is replaced, for which its folder has to be written; a device is not.
+    file_there = path.is_file()
+    if not os.access(path if exists and not file_there else folder, os.W_OK):
         raise _usage(f"--json {path} cannot be written", f"--url {EXAMPLE} --json FILE")
     return path
