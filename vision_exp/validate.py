@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import os
+import signal
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from vision_exp import validate_output
 from vision_exp import validate_usage as usage
 from vision_exp.validate_usage import COMMAND, EXAMPLE, Options, Stop
+from vision_exp.validate_words import NotPrinted, say
 
 if TYPE_CHECKING:
     from vision_exp.validate_checks import Lab
@@ -30,16 +32,22 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # answers may hold what a terminal cannot show
             stream.reconfigure(errors="backslashreplace")
+    again = f"{COMMAND} --url {EXAMPLE}"
     try:
-        return _run(usage.options(argv, __doc__.partition("\n\n    ")[0]))
+        options = usage.options(argv, __doc__.partition("\n\n    ")[0])
+        again = options.again
+        return _run(options)
     except Stop as stop:
         stop.show()
         return stop.code
     except KeyboardInterrupt:
-        Stop(0, "interrupted; no result was written.", COMMAND).show()
+        Stop(0, "interrupted; no result was written.", again).show()
         return usage.INTERRUPTED
-    except BrokenPipeError:
-        # The reader has what it wanted (`| head`); a flush at exit must not complain.
+    except NotPrinted as error:
+        if not isinstance(error.__cause__, BrokenPipeError):  # `| head` has what it wanted
+            words = f"standard output takes nothing: {error}. No result was written."
+            Stop(0, words, f"{again} >FILE   (where there is space)").show()
+        # What could not be printed is still kept; a flush at exit must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return usage.NOT_WRITTEN
     except Exception as error:
@@ -52,6 +60,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(options: Options) -> int:
+    validate_output.remove_old(options)
+    if sys.stdout is None:
+        words = "standard output is closed, so no result can be printed. Nothing was checked."
+        raise Stop(usage.NOT_WRITTEN, words, f"{options.again} >FILE")
     try:
         from vision_exp import validate_run
     except ModuleNotFoundError as error:
@@ -60,22 +72,27 @@ def _run(options: Options) -> int:
         hint = "python3 -m pip install pillow   (or use the Python that runs vLLM)"
         raise Stop(usage.ENVIRONMENT, "Pillow is missing. Nothing was checked.", hint) from error
     lab = validate_run.enter(options)
-    results = [validate_run.run(name, check, lab) for name, check in validate_run.CHECKS.items()]
-    states = [result["state"] for result in results]
-    counts = {state: states.count(state) for state in ("passed", "failed", "skipped")}
-    words = ", ".join(f"{count} {state}" for state, count in counts.items())
-    print(words + ("; of what was skipped nothing is known" if counts["skipped"] else ""))
-    if options.json:
-        found = _server(options, lab) | counts | {"checks": results}
-        try:
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
-        except OSError as error:
-            raise Stop(
-                usage.NOT_WRITTEN,
-                f"--json {options.json} cannot be written: {error.strerror}. The result is above.",
-                f"{COMMAND} --url {EXAMPLE} --json FILE",
-            ) from error
+    results: list[dict[str, Any]] = []
+    try:
+        for name, check in validate_run.CHECKS.items():
+            results.append(validate_run.run(name, check, lab))
+    except KeyboardInterrupt:
+        left = len(validate_run.CHECKS) - len(results)
+        say(f"{_words(_counts(results))}; interrupted: of {left} checks nothing is known")
+        raise
+    counts = _counts(results)
+    say(_words(counts) + ("; of what was skipped nothing is known" if counts["skipped"] else ""))
+    validate_output.write(options, _server(options, lab) | counts | {"checks": results})
     return usage.A_CHECK_FAILED if counts["failed"] else usage.FINE
+
+
+def _counts(results: list[dict[str, Any]]) -> dict[str, int]:
+    states = [result["state"] for result in results]
+    return {state: states.count(state) for state in ("passed", "failed", "skipped")}
+
+
+def _words(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
 def _server(options: Options, lab: Lab) -> dict[str, Any]:
@@ -91,4 +108,7 @@ def _server(options: Options, lab: Lab) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # Its result is out: one more Ctrl-C must not add a traceback of the interpreter's own end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)

@@ -75,6 +75,8 @@ MINDS = {
 FRENCH = dict(
     zip(validate_pictures.COLOURS, ["rouge", "vert", "bleu", "jaune", "noir", "blanc"], strict=True)
 )
+#: Set once a request hangs in company.
+HANGING = threading.Event()
 TOKENS = [chr(letter) for letter in range(ord("A"), ord("z") + 1)]
 
 
@@ -131,6 +133,7 @@ class Brain:
                     raise Failure(400, "images belong to user messages")
         images = [self.picture(part) for part in parts if part["type"] == "image_url"]
         if self.fault == "hangs in company" and self.company():
+            HANGING.set()
             time.sleep(60)
         text = "\n\n".join(part["text"] for part in parts if part["type"] == "text")
         length = 0 if self.fault == "nothing counted" else self.length(parts, images)

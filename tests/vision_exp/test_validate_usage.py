@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vision_exp import validate, validate_run, validate_usage
+from vision_exp import validate, validate_output, validate_run, validate_usage
+from vision_exp.validate_client import Refused, TooLate
+from vision_exp.validate_hints import no_server
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -44,6 +46,8 @@ def _refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, 
         (["--url", "http://a b/v1"], "characters", "--url http://HOST:PORT/v1"),
         (["--url", "ftp://h/v1"], "scheme ftp", "--url http://HOST:PORT/v1"),
         (["--url", "http://h/v1?key=1"], "base URL", "--url http://HOST:PORT/v1"),
+        (["--url", "http://h/v1?"], "base URL", "--url http://HOST:PORT/v1"),
+        (["--url", "http://h/v1#"], "base URL", "--url http://HOST:PORT/v1"),
         (["--url", "http://me:secret@h/v1"], "user name", "--api-key KEY"),
         (["--url", NOBODY, "--timeout", "-1"], "--timeout -1", "--timeout 120"),
         (["--url", NOBODY, "--timeout", "nan"], "--timeout nan", "--timeout 120"),
@@ -147,6 +151,83 @@ def test_an_error_of_the_tool_is_no_failed_check(
         validate.main(["--url", NOBODY])
     assert stopped.value.code == validate_usage.UNEXPECTED
     assert "an error inside this tool" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "hint"),
+    [
+        ("no pictures", "answers text but takes no picture: HTTP 400", "hotfix.py status"),
+        ("no pictures", "At most 0 image(s)", "--limit-mm-per-prompt"),
+        ("pictures break", "answers text but fails at a picture: HTTP 500", "server's log"),
+        ("busy", "HTTP 429", "later: the server is busy"),
+    ],
+)
+def test_servers_of_no_use_get_a_next_step(
+    fault: str, cause: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fake_server.serving(fault) as url:
+        code, first, last = _refusal(capsys, "--url", url)
+    assert code == validate_usage.NO_SERVER
+    assert cause in first and "Nothing was checked." in first
+    assert hint in last
+
+
+def test_a_redirect_and_a_slow_server_get_a_next_step() -> None:
+    options = validate_usage.Options("http://h/v1", "m o", "secret", 2000, Path("a.json"))
+    moved = no_server(options, Refused(301, "", "https://else/base/v1/models"))
+    assert "answers HTTP 301 to https://else/base/v1/models. Nothing" in str(moved)
+    assert "--url https://else/base/v1 " in moved.hint
+    slow = no_server(options, TooLate("late")).hint
+    asked = "--url http://h/v1 --model 'm o' --api-key KEY --timeout 4000 --json a.json"
+    assert f"{validate_usage.COMMAND} {asked} " in slow
+
+
+def test_a_servers_words_stay_on_their_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(validate_run, "CHECKS", {})
+    forged = "m\n\x1b[2Jpassed   everything"
+    with fake_server.serving(name=forged) as url:
+        assert validate.main(["--url", url]) == validate_usage.FINE
+    with fake_server.serving("no pictures", name=forged) as url:
+        assert validate.main(["--url", url]) == validate_usage.NO_SERVER
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+    lines = (told.out + told.err).splitlines()
+    assert not any(line.startswith("passed") for line in lines)
+    assert sum("m\\n\\x1b[2Jpassed" in line for line in lines) == 3
+
+
+def test_an_earlier_result_does_not_outlive_a_run(tmp_path: Path) -> None:
+    out = tmp_path / "a.json"
+    out.write_text('{"failed": 0}')
+    # Refused before anything is asked: the options were not accepted.
+    assert validate.main(["--url", "x", "--json", str(out)]) == validate_usage.USAGE
+    assert out.exists()
+    assert validate.main(["--url", NOBODY, "--json", str(out)]) == validate_usage.NO_SERVER
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_result_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = validate_usage.Options(NOBODY, "", "", 1, tmp_path / "a.json")
+
+    def full(path: Path, text: str) -> int:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(validate_usage.Stop, match="No space left on device"):
+        validate_output.write(options, {"failed": 0})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_device_for_the_result_stays() -> None:
+    options = validate_usage.Options(NOBODY, "", "", 1, Path("/dev/null"))
+    validate_output.remove_old(options)
+    validate_output.write(options, {"failed": 0})
+    assert Path("/dev/null").is_char_device()
 
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

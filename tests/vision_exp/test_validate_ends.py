@@ -1,0 +1,79 @@
+"""The validator as a process: how it ends when it is interrupted, or cannot print."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vision_exp import validate_usage
+from vision_exp.validate_usage import options
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import fake_brain
+import fake_server
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "vision_exp.validate", "--url"]
+#: More than a machine that is busy takes to end a process; much less than a request has.
+AT_ONCE = 10.0
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_interrupt_ends_it_at_once(times: int, tmp_path: Path) -> None:
+    out = tmp_path / "a.json"
+    out.write_text('{"failed": 0}')
+    fake_brain.HANGING.clear()
+    with fake_server.serving("hangs in company") as url:
+        process = subprocess.Popen(
+            [*COMMAND, url, "--json", str(out)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("model stand-in")
+            assert fake_brain.HANGING.wait(60)
+            started = time.monotonic()
+            for _ in range(times):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.3)
+            told, errors = process.communicate(timeout=AT_ONCE)
+        finally:
+            process.kill()
+    assert time.monotonic() - started < AT_ONCE
+    assert process.returncode == validate_usage.INTERRUPTED
+    assert "Traceback" not in errors and "ignored" not in errors
+    assert told.startswith("0 passed, 0 failed, 0 skipped; interrupted: of 13 checks")
+    first, last = errors.splitlines()
+    assert first.startswith("[vision-exp] interrupted")
+    typed = shlex.split(last.removeprefix(f"next: {validate_usage.COMMAND} "))
+    assert options(typed, "").url == url
+    assert not out.exists()
+
+
+def _ends(redirection: str, url: str) -> tuple[int, str]:
+    command = f"{shlex.join([*COMMAND, url])} {redirection}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def test_what_cannot_be_printed_is_no_result() -> None:
+    with fake_server.serving() as url:
+        code, words = _ends(">/dev/full", url)
+        assert code == validate_usage.NOT_WRITTEN
+        assert "No space left on device" in words and f"--url {url} >FILE" in words
+        code, words = _ends(">&-", url)
+        assert code == validate_usage.NOT_WRITTEN
+        assert "standard output is closed" in words and f"--url {url} >FILE" in words
