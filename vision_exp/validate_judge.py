@@ -2,10 +2,10 @@
 
 An answer is held against several answers to the same request, asked alone and cold. It is
 
-- wrong (False) if it is further from all of them than `Noise.limit`;
+- wrong (False) if it is for certain further from all of them than `Noise.limit`;
 - right (True) if it is not, and the answers to another picture are;
 - not judged (None) if those are as near, so that a wrong answer could not be told, or if there is
-  nothing to compare.
+  too little to compare.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ MARGIN = 2.0
 
 #: Tokens this far (nats) below the likeliest are not looked at: their chances are rounding.
 LIKELY = 4.0
+
+#: What probabilities of all tokens may be short of, or beyond, one in a server's arithmetic.
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,27 @@ def movement(left: Answer, right: Answer) -> float:
     return moved if left.said == right.said else math.inf
 
 
+def least_movement(left: Answer, right: Answer) -> float:
+    """What `movement` is at least where it is infinite: infinite only without alternatives.
+
+    A token that is not listed is no likelier than the last one that is, nor than what the listed
+    ones leave. Where those lie close together, as with random weights, other tokens at the top may
+    be mere noise.
+    """
+    for mine, other in zip(left.tokens, right.tokens, strict=False):
+        first, second = next(iter(mine)), next(iter(other))
+        if first != second:
+            there = mine[first] - mine.get(second, _unlisted(mine))
+            return there + other[second] - other.get(first, _unlisted(other))
+    return math.inf
+
+
+def _unlisted(listed: dict[str, float]) -> float:
+    """The highest log-probability that a token which is not listed can have."""
+    left = 1 - sum(math.exp(min(chance, 0)) for chance in listed.values())
+    return min(math.log(max(left, ROUNDING)), *listed.values())
+
+
 def _spread(mine: dict[str, float], other: dict[str, float]) -> float:
     least = max(*mine.values(), *other.values()) - LIKELY
     shared = mine.keys() & other.keys()
@@ -152,19 +176,32 @@ def judge(answer: Answer, reference: Reference, noise: Noise) -> Finding:
         return Finding(None, "empty answers without log-probabilities prove nothing")
     moved = nearest(answer, reference.alone)
     control = min((nearest(each, reference.alone) for each in reference.others), default=0.0)
+    least = _least(answer, reference) if math.isinf(moved) else moved
+    told = control
+    if math.isinf(control):
+        told = min(_least(each, reference) for each in reference.others)
     words = f"{answer.text!r} {_away(moved)} {reference.alone[0].text!r} as asked alone"
     other = f"an answer to {reference.what} {_away(control)} it"
     own = f"but so do {noise.lost} of {noise.repeats} repeats of one request alone"
     limit = f"limit {noise.limit:.2f}"
     if noise.lost and math.isinf(moved):
         return Finding(None, f"{words}, {own}", moved, control)
-    if moved > noise.limit:
+    if least > noise.limit:
         return Finding(False, f"{words}, {limit}", moved, control)
+    if math.isinf(moved):
+        close = f"though not by more than {least:.2f} nats for certain, {limit}"
+        return Finding(None, f"{words}, {close}", moved, control)
     if noise.lost and math.isinf(control):
         return Finding(None, f"a wrong answer could not be told: {other}, {own}", moved, control)
-    if control <= noise.limit:
-        return Finding(None, f"a wrong answer could not be told: {other}, {limit}", moved, control)
+    if told <= noise.limit:
+        surely = f", {told:.2f} nats for certain" if told < control else ""
+        words = f"a wrong answer could not be told: {other}{surely}, {limit}"
+        return Finding(None, words, moved, control)
     return Finding(True, words, moved, control)
+
+
+def _least(answer: Answer, reference: Reference) -> float:
+    return min(least_movement(answer, each) for each in reference.alone)
 
 
 def _away(distance: float) -> str:

@@ -59,6 +59,28 @@ def test_near_ties_count_as_the_same_and_others_do_not() -> None:
     assert _good(_answer("c", {"c": -0.1}), reference) is False
 
 
+def test_a_token_that_is_not_listed_may_be_noise_where_those_listed_lie_close() -> None:
+    def listed(*names: str) -> dict[str, float]:  # of many tokens, all about as likely
+        return {name: -5 - index / 10 for index, name in enumerate(names)}
+
+    alone, stranger = _answer("a", listed("a", "b", "c")), _answer("x", listed("x", "y", "z"))
+    assert movement(alone, stranger) == math.inf
+    assert validate_judge.least_movement(alone, stranger) == pytest.approx(0.4)
+    # Whether it is the answer judged or the control that nothing can be said of.
+    far = _answer("q", {"q": -0.01})
+    assert _good(stranger, _against(alone, other=far)) is None
+    assert _good(alone, _against(alone, other=stranger)) is None
+    assert _good(alone, _against(alone, other=far)) is True
+    assert _good(far, _against(alone, other=far)) is False
+
+
+def test_what_is_listed_bounds_what_is_not() -> None:
+    alone, sure = _answer("a", {"a": -0.1}), _answer("b", {"b": -0.2})
+    left = math.log(1 - math.exp(-0.1)), math.log(1 - math.exp(-0.2))
+    assert validate_judge.least_movement(alone, sure) == pytest.approx(-0.3 - sum(left))
+    assert validate_judge.least_movement(_answer("a"), _answer("b")) == math.inf
+
+
 def test_equal_text_does_not_hide_other_log_probabilities() -> None:
     reference = _against(_answer("red", RED), other=_answer("blue", BLUE))
     moved = _answer("red", {"red": -0.6, "blue": -0.7})
