@@ -33,6 +33,8 @@ from vision_exp import layout, visibility
 #: Relative error of BF16 attention against float32 over the same cached keys.
 BF16_LIMIT = 2e-2
 TEXT_REPEATS = 3
+#: Tokens of the prompts with images.
+LENGTHS = (469, 217, 627)
 #: Cold runs of a prompt, runs in company, and runs with the feature off.
 COLD, TOGETHER, OFF = 5, 2, 2
 
@@ -216,19 +218,26 @@ def beside_text(engine: Engine, ask: Ask, count: int) -> Rows:
 
 
 def concurrent(engine: Engine) -> tuple[bool, str]:
-    """Submitted together, prompts get the answers of cold runs alone, as judging.py has it."""
+    """Submitted together, prompts get the answers of cold runs alone, as judging.py has it.
+
+    A text for each prompt with images, of its length and in company too: what the furthest of three
+    moves by is no measure for the furthest of one.
+    """
     asks = together()
-    cold = {name: [engine.cold(ask) for _ in range(COLD)] for name, ask in asks.items()}
+    twins = {f"twin of {count}": Ask(text_ids(count, count)) for count in LENGTHS}
+    cold = {name: [engine.cold(ask) for _ in range(COLD)] for name, ask in (asks | twins).items()}
     seen: list[int] = []
     rounds = []
     with watched(seen):
         for _ in range(TOGETHER):
             engine.forget()
             rounds.append(dict(zip(asks, engine.ask(*asks.values()), strict=True)))
+            found = zip(twins, engine.ask(*twins.values()), strict=True)
+            rounds[-1].update(found)
     with causal(engine):
         off = {name: [engine.cold(ask) for _ in range(OFF)] for name, ask in prompts().items()}
-    runs = {name: Runs(cold[name], [found[name] for found in rounds]) for name in asks}
-    images, texts = ([runs[n] for n in asks if (n in off) is image] for image in (True, False))
+    runs = {name: Runs(cold[name], [found[name] for found in rounds]) for name in cold}
+    images, texts = ([runs[n] for n in cold if (n in off) is image] for image in (True, False))
     controls = {f"feature off, {name}": nearness(cold[name], found) for name, found in off.items()}
     noise = noise_of(list(text.cold) for text in texts)
     good, words = same_answers(images, texts, controls, noise)
