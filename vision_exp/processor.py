@@ -40,6 +40,7 @@ from vision_exp.layout import (
     PLACEHOLDER_ID,
     SENTINEL_FIRST,
     SENTINEL_LAST,
+    Block,
     TokenType,
     build_block,
     leading_pads,
@@ -243,7 +244,8 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
                 "patches": _joined([one.patches for one in done]),
                 "vit_grid": torch.tensor([one.vit_grid for one in done]),
                 "llm_grid": torch.tensor([one.llm_grid for one in done]),
-                "perm": _joined([build_block(one.llm_grid, ALIGNED).perm for one in done]),
+                # Copies: what vLLM does with one request's tensors must not reach the next one's.
+                "perm": _joined([core(*one.llm_grid).perm.clone() for one in done]),
             }
         )
 
@@ -326,9 +328,15 @@ def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 @lru_cache(maxsize=256)
+def core(height: int, width: int) -> Block:
+    """The block of an LLM grid without leading pads, the same at every position. Do not modify."""
+    return build_block((height, width), ALIGNED)
+
+
+@lru_cache(maxsize=256)
 def core_ids(height: int, width: int) -> list[int]:
-    """Token ids from START to END of an LLM grid, the same at every position. Do not modify."""
-    return (build_block((height, width), ALIGNED).types.int() + SENTINEL_FIRST).tolist()
+    """Token ids of `core`, from START to END. Do not modify."""
+    return (core(height, width).types.int() + SENTINEL_FIRST).tolist()
 
 
 def _pictures(items: Any, config: VisionConfig) -> ImageProcessorItems:
