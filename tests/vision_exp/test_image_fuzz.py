@@ -1,4 +1,7 @@
-"""Broken and odd pictures: patches or a ValueError with a reason, within a gibibyte of memory."""
+"""Broken and odd pictures: patches or a ValueError with a reason, within a gibibyte of memory.
+
+What torch takes to import, 0.4 GiB or, built for CUDA, 0.9, is not the pictures'.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import vllm_rig
 
 CHILD = Path(__file__).parent / "children" / "image_fuzz.py"
 CASES = 5000
+#: Beyond what is held before the first picture, in MiB.
+MOST = 600
 
 
 def test_five_thousand_pictures():
@@ -22,4 +27,4 @@ def test_five_thousand_pictures():
     assert judged["ValueError"] > 300
     assert report["compared"] > 300
     assert report["differing"] == 0
-    assert report["peak_mib"] < 1024, report
+    assert report["peak_mib"] - report["before_mib"] < MOST, report
