@@ -4,11 +4,12 @@
 
 The floor is the number of operations over the card's rate for a large BF16 matrix product of random
 data, measured right before and after: it changes with the card's clock, by 3 % within a minute.
-``--native`` is the file `models/deepseek_v4/common/vision.py` of a
-vLLM that serves the model itself (0.30.0 or later); it needs a vLLM to import its layers from, gets
-the same weights and encodes one picture after the other, as that vLLM does; its digest is kept with
-the figures, since releases differ. Errors are distances
-from the same modules in float32; ours may be a tenth larger than that of tower.py in BF16.
+
+``--native`` is the file `models/deepseek_v4/common/vision.py` of a vLLM that serves the model by
+itself (0.30.0 or later); it needs a vLLM to import its layers from, gets the same weights and
+encodes one picture after the other, as that vLLM does; its digest is kept with the figures, since
+releases differ. Errors are distances from the same modules in float32; ours may be a tenth larger
+than that of tower.py in BF16.
 """
 
 from __future__ import annotations

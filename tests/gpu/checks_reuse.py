@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu import checks_graphs
 from gpu.answers import Answer, noise_of
+from gpu.controls import FEATURE_OFF, OTHER_PICTURE, OTHERS
 from gpu.judging import (
     Needs,
     Run,
@@ -44,8 +45,8 @@ AFTER, TOTAL = 40, 1009
 CHUNKS = {"start - 1": 602, "start + 1": 604, "middle": 785, "end - 1": 967}
 #: A chunk that ends after the image and before the prompt's end.
 PAST = 985
-#: Cold runs of a prompt, runs of each treatment, and runs of what must answer differently.
-COLD, TREATED, OTHERS = 6, 2, 2
+#: Cold runs of a prompt, and runs of each treatment.
+COLD, TREATED = 6, 2
 #: Times that a treated run is asked for until it begins like a cold one.
 TRIES = 5
 
@@ -76,7 +77,7 @@ class Judge:
         other = self._cold(Ask(image.ids, (picture(*WIDE, seed=77),)), OTHERS)
         with causal(self.engine):
             off = self._cold(image, OTHERS)
-        told = {"another picture": nearness(cold, other), "feature off": nearness(cold, off)}
+        told = {OTHER_PICTURE: nearness(cold, other), FEATURE_OFF: nearness(cold, off)}
         self.pairs[name] = Pair(image, text, cold, cold_text, told)
         limit, own = Runs(cold_text, []).spread(), Runs(cold, []).spread()
         words = ", ".join(f"{name} {value:.3f}" for name, value in told.items())
@@ -223,8 +224,8 @@ def company(engine: Engine) -> tuple[bool, str]:
     with causal(engine):
         off = [[engine.cold(ask) for _ in range(OTHERS)] for ask in images]
     controls = {
-        "another picture": nearness(alone[0].cold, others),
-        "feature off in the nearest of five prompts": min(
+        OTHER_PICTURE: nearness(alone[0].cold, others),
+        f"{FEATURE_OFF} in the nearest of five prompts": min(
             nearness(mine.cold, found) for mine, found in zip(alone, off, strict=True)
         ),
     }

@@ -82,15 +82,13 @@ in_tree() {
 }
 
 # job NAME SECONDS TREE COMMAND...: in the background, log kept, its end reported. Reports that the
-# command names are removed first: an earlier run's rows would pass for its own. Until it ends well
-# it counts as cut off, also where this script is killed with it.
+# command names are removed first: an earlier run's rows would pass for its own.
 job() {
     local name=$1 limit=$2 tree=$3
     shift 3
-    fresh "$name" "$@"
+    begin "$name" "$@"
     [ $((DEADLINE - SECONDS)) -ge "$limit" ] || limit=$((DEADLINE - SECONDS))
     [ "$limit" -gt 5 ] || { failed "$name" "not run, no time left" && return; }
-    echo "cut off" >"$rows/$name.failed"
     (
         begun=$SECONDS
         in_tree "$tree" exec timeout -k 5 "$limit" "$@" >"$logs/$name.log" 2>&1 &
@@ -108,11 +106,16 @@ job() {
 judge() {
     local name=$1 tree=$2 code
     shift 2
-    fresh "$name"
-    echo "cut off" >"$rows/$name.failed"
+    begin "$name"
     in_tree "$tree" "$@"
     code=$?
     ended "$name" "$code"
+}
+
+# begin NAME WORD...: until it has ended well it counts as cut off, also where this script is killed.
+begin() {
+    fresh "$@"
+    echo "cut off" >"$rows/$1.failed"
 }
 
 # fresh NAME WORD...: what an earlier run of this job left is gone.
@@ -144,7 +147,7 @@ setup() {
     }
     rm -rf "$WORK/set-up" "$site" "$stock" "$patched" "$WORK/overlay" "${rows:?}"
     mkdir -p "$site" "$stock" "$rows"
-    echo "cut off" >"$rows/setup.failed"
+    begin setup
     cat "$PIECES"/piece.* | tar xz -C "$site"
     python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" \
         "$PIECES"/*.whl
