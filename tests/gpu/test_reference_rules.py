@@ -11,7 +11,9 @@ import pytest
 import released_config
 import torch
 from gpu import checks_reference, reference_image
+from gpu.capture import Captured
 from gpu.reference_image import KINDS, SENTINEL_FIRST
+from gpu.reference_lm import Result
 from gpu.rig import SQUARE, WIDE, picture
 from PIL import Image
 
@@ -101,6 +103,18 @@ def test_rows_of_every_kind_must_be_near() -> None:
         good, words = judged({name: 0.16})
         assert not good, name
         assert name == "text" or f"nearest to its limit: {name}, 107%" in words
+
+
+def test_a_row_that_one_run_moves_counts_as_the_others_have_it() -> None:
+    exact = torch.ones(3, 4)
+    runs = [Captured(hidden=[exact * 1.1]) for _ in range(3)]
+    runs[1].hidden = [exact[:1] * 1.1, exact[1:] * 1.5]
+    reference = Result(exact, exact)
+    found = checks_reference.middle_errors(runs, reference)
+    assert torch.allclose(found, torch.full((3,), 0.1))
+    runs[2].hidden = runs[1].hidden
+    found = checks_reference.middle_errors(runs, reference)
+    assert torch.allclose(found, torch.tensor([0.1, 0.5, 0.5]))
 
 
 def test_few_rows_may_be_as_far_as_a_row_of_text() -> None:
