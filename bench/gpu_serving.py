@@ -382,8 +382,7 @@ def over_text(found: Found, *, whole: bool) -> tuple[bool | None, str]:
         f"{vllm:.1f} ms, pixels to patches {pixels:.1f} ms; {len(rows)} rounds"
     )
     if whole:
-        least = (tower + vllm) / tower
-        words += f"; with vLLM's part alone it would be {least:.2f}, for any model"
+        words += f"; vLLM's part is {vllm / tower:.2f} of the tower's time, for any model"
     return None if whole else extra <= FIRST_TOKEN_LIMIT * tower, words
 
 
