@@ -37,6 +37,8 @@ def test_an_interrupt_ends_it_at_once(times: int, tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # What a shell starts with `&`, these tests too, ignores interrupts and hands that on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             assert process.stdout is not None
