@@ -214,18 +214,18 @@ def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, flo
     rows, block = sum(counts), tower.blocks[0]
     x, hidden = (torch.randn(rows, n, device="cuda").bfloat16() for n in (1024, 2816))
     qkv, gate_up = block.attn.wqkv(x).unflatten(-1, (3, 16, 64)), block.mlp.w1(x)
-    angles, step = torch.rand(rows, 32, device="cuda"), x * 1e-3
+    angles, step, sums = torch.rand(rows, 32, device="cuda"), x * 1e-3, x.clone()
     attend, product = tower_attention.best(), tower_swiglu.best(x.device)
 
     def linears() -> None:
         for _ in range(32):
-            block.attn.wqkv(x), block.attn.wo(x), block.mlp.w2(hidden)
+            block.attn.wqkv(x), block.attn.wo(x), sums.addmm_(hidden, block.mlp.w2.weight.t())
             product(x, block.mlp.w1.weight) if product else block.mlp.w1(x)
 
     def fused() -> None:
         for _ in range(32):
             tower_fused.add_norm(x, step, block.norm1.weight)
-            tower_fused.add_norm(x, step, block.norm2.weight)
+            tower_fused.add_norm(x, None, block.norm2.weight)
             tower_fused.turn_(qkv, angles, angles)
             if product is None:
                 tower_fused.swiglu(gate_up)

@@ -7,7 +7,8 @@ start-up, and no request waits for a compiler. What launching them still costs a
 tower_graphs.py saves.
 
 Every intermediate is rounded where tower.py rounds it, so both paths compute the same function;
-only gate and up stay wide where their product applies SwiGLU itself (tower_swiglu.py).
+only gate and up stay wide where their product applies SwiGLU itself (tower_swiglu.py), and what an
+MLP adds to the rows until it is added.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import nn
+from torch.nn import functional as F
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vision_exp import tower_attention, tower_swiglu
@@ -49,14 +51,30 @@ def run_blocks(
     attend = attend or tower_attention.best()
     product = tower_swiglu.best(x.device)
     norms = [block.norm1 for block in blocks[1:]] + [last_norm]
+    whole = blocks[0].attn.wo.weight.shape[1] == x.shape[1]
     normed = add_norm(x, None, blocks[0].norm1.weight)
     for block, after in zip(blocks, norms, strict=True):
         qkv = block.attn.wqkv(normed).unflatten(-1, (3, block.attn.n_heads, -1))
         turn_(qkv, cos, sin)
         normed = add_norm(x, block.attn.wo(attend(qkv, lengths)), block.norm2.weight)
         hidden = product(normed, block.mlp.w1.weight) if product else swiglu(block.mlp.w1(normed))
-        normed = add_norm(x, block.mlp.w2(hidden), after.weight)
+        if whole:
+            # Where no sum over ranks comes between, the product itself adds to the rows: 43 to 80
+            # microseconds less for the tower at 3,312 rows (H200).
+            normed = add_norm(x.addmm_(hidden, block.mlp.w2.weight.t()), None, after.weight)
+        else:
+            normed = add_norm(x, block.mlp.w2(hidden), after.weight)
     return normed
+
+
+def embed(patches: torch.Tensor, proj: Any) -> torch.Tensor:
+    """Rows (n, dim) of flat patches (n, k) by the layer ``proj``, which has at most k inputs.
+
+    What lies behind a patch's own values weighs nothing. With k a multiple of 8 cuBLAS takes faster
+    kernels: for 3,327 patches of 588 values 40 microseconds, of 592 values 14 (H200).
+    """
+    weight = F.pad(proj.weight, (0, patches.shape[1] - proj.weight.shape[1]))
+    return F.linear(patches.to(weight.dtype), weight, proj.bias)
 
 
 @triton.jit

@@ -41,7 +41,8 @@ class Places:
 
     def __init__(self, rows: int, patches: torch.Tensor, out: torch.Tensor) -> None:
         with torch.inference_mode(False):
-            self.patches = patches.new_zeros((rows, *patches.shape[1:]))
+            values = patches.shape[1:].numel()  # of one patch; of a multiple see `embed`
+            self.patches = patches.new_zeros((rows, -(-values // 8) * 8))
             self.shape = torch.tensor([0, rows, 1], dtype=torch.int32, device=patches.device)
             self.out = out.new_empty((rows, *out.shape[1:]))
 
@@ -57,7 +58,8 @@ class Places:
 
     def fill(self, patches: torch.Tensor, width: int) -> None:
         """Puts one picture in place. No synchronisation."""
-        self.patches[: len(patches)].copy_(patches)
+        flat = patches.flatten(1)
+        self.patches[: len(flat), : flat.shape[1]].copy_(flat)
         self.shape.copy_(on_device((0, len(patches), width), patches.device))
 
 
@@ -76,7 +78,7 @@ class Bucket:
         self.attention = attention  # the graph goes on using what it holds
 
         def work() -> None:
-            x = tower.patch_embed(places.patches[:rows])
+            x = tower_fused.embed(places.patches[:rows], tower.patch_embed.proj)
             axes = tower.axis_tables(x.device)
             cos, sin = (tower_fused.spread(axis, places.width, rows) for axis in axes)
             attend = attention(places.keys)

@@ -23,6 +23,7 @@ def test_fused_blocks_equal_the_tower() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["error"] < 1e-5
+    assert found["shared"] < 1e-5
     assert found["swiglu"] < 1e-6
     assert found["buckets"] < 1e-5
     assert found["rest"] < 1e-5

@@ -48,6 +48,18 @@ def bucket_error(tower: VisionTower) -> float:
     return max(errors)
 
 
+class SummedOverRanks(torch.nn.Module):
+    """A layer of which this rank holds half of the inputs, while its result is the whole one."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.whole, self.bias = [layer], layer.bias
+        self.weight = torch.nn.Parameter(layer.weight[:, ::2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.whole[0](x)
+
+
 def rest_error() -> float:
     """The last rows of one picture, by one program for each tile and by several.
 
@@ -98,25 +110,34 @@ def main() -> None:
         taps: dict[str, torch.Tensor] = {}
         expected = tower(patches, GRIDS, taps)
         turn = tower.turn(GRIDS, patches.device)
-        found = tower_fused.run_blocks(
-            tower.blocks,
-            tower.norm,
-            taps["patch_embed"].clone(),
-            turn.cos,
-            turn.sin,
-            [height * width for height, width in GRIDS],
-            tower_attention.by_torch,
-        )
+
+        def fused() -> float:
+            found = tower_fused.run_blocks(
+                tower.blocks,
+                tower.norm,
+                taps["patch_embed"].clone(),
+                turn.cos,
+                turn.sin,
+                [height * width for height, width in GRIDS],
+                tower_attention.by_torch,
+            )
+            return float((found - expected).norm() / expected.norm())
+
+        error = fused()
         gate_up = torch.randn(9, 6)
         gate, up = gate_up.chunk(2, dim=-1)
         swiglu = tower_fused.swiglu(gate_up) - torch.nn.functional.silu(gate) * up
         in_buckets = bucket_error(tower)
         rest = rest_error()
-    error = (found - expected).norm() / expected.norm()
+        for block in tower.blocks:
+            block.attn.wo = SummedOverRanks(block.attn.wo)
+            block.mlp.w2 = SummedOverRanks(block.mlp.w2)
+        shared = fused()
     print(
         json.dumps(
             {
-                "error": float(error),
+                "error": error,
+                "shared": shared,
                 "swiglu": float(swiglu.abs().max()),
                 "buckets": in_buckets,
                 "rest": rest,
