@@ -3,7 +3,7 @@
     python bench/gpu_tower.py [--native vision.py] [--json FILE] [--report ROWS.json]
 
 The floor is the number of operations over the card's rate for a large BF16 matrix product of random
-data, measured right before and after: it changes with the card's clock, by 3 % within a minute.
+data, measured right before and after: it changes with the card's clock, by 6 % within a minute.
 
 ``--native`` is the file `models/deepseek_v4/common/vision.py` of a vLLM that serves the model by
 itself (0.30.0 or later); it needs a vLLM to import its layers from, gets the same weights and
