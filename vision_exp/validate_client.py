@@ -32,6 +32,7 @@ FORMS: tuple[dict[str, Any], ...] = (
 )
 #: Statuses by which servers refuse a field of a request.
 UNKNOWN_FIELD = (400, 422)
+BUSY = 429
 
 
 class Refused(Exception):
@@ -42,6 +43,13 @@ class Refused(Exception):
         words = " ".join(body.split())[:300]
         super().__init__(f"HTTP {status}{told}: {words}" if words else f"HTTP {status}{told}")
         self.status, self.location = status, location
+
+
+class Busy(Exception):
+    """HTTP 429: the server takes no more requests now, whatever they ask."""
+
+    def __init__(self, url: str, body: str) -> None:
+        super().__init__(f"{url} answers HTTP {BUSY}: {' '.join(body.split())[:300]}")
 
 
 class Unreachable(Exception):
@@ -66,7 +74,7 @@ class Client:
     form: dict[str, Any] = field(default_factory=lambda: dict(LOGPROBS))
 
     def models(self) -> list[str]:
-        """Names that the server serves. Raises Refused, Unreachable or BadReply."""
+        """Names that the server serves. Raises Refused, Busy, Unreachable or BadReply."""
         return names_of(self._json("GET", "/models"), self.url + "/models")
 
     def ask(
@@ -79,7 +87,7 @@ class Client:
     ) -> Answer:
         """One greedy answer to one user message. ``salt`` goes along as vLLM's ``cache_salt``.
 
-        Raises Refused, Unreachable or BadReply.
+        Raises Refused, Busy, Unreachable or BadReply.
         """
         body = self.body(content, max_tokens, salt, before or [])
         return answer_of(self._json("POST", CHAT, body), self.url + CHAT)
@@ -139,7 +147,10 @@ class Client:
         return kind(f"{self.url}{path}: {words}{str(error) or type(error).__name__}")
 
     def reply(self, connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
-        """The reply's head. Raises Refused, Unreachable or BadReply, with the connection closed."""
+        """The reply's head.
+
+        Raises Refused, Busy, Unreachable or BadReply, with the connection closed.
+        """
         try:
             response = connection.getresponse()
             if response.status == 200:
@@ -152,6 +163,8 @@ class Client:
             connection.close()
             raise
         connection.close()
+        if response.status == BUSY:
+            raise Busy(self.url + path, words)
         raise Refused(response.status, words, response.headers.get("Location", ""))
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -6,12 +6,12 @@ import dataclasses
 import shlex
 from urllib.parse import urljoin
 
-from vision_exp.validate_client import Refused, TooLate
+from vision_exp.validate_client import Busy, Refused, TooLate
 from vision_exp.validate_reply import BadReply
 from vision_exp.validate_usage import COMMAND, EXAMPLE, LONGEST_TIMEOUT, NO_SERVER, Options, Stop
 
 #: Statuses that are about the caller, not about the picture that went along.
-WHO_AND_WHEN = (401, 403, 404, 429)
+WHO = (401, 403, 404)
 
 
 class NoPicture(Exception):
@@ -38,6 +38,8 @@ def _next(options: Options, error: Exception) -> str:
         longer = min(LONGEST_TIMEOUT, max(600, 2 * options.timeout))
         slow = dataclasses.replace(options, timeout=longer)
         return f"{slow.again}   (if the server is only slow; else see its log)"
+    if isinstance(error, Busy):
+        return f"{options.again}   (later: the server is busy)"
     status = error.status if isinstance(error, (Refused, NoPicture)) else 0
     if status >= 500:
         return f"{options.again}   (once the server's log has told why, and that is mended)"
@@ -56,8 +58,6 @@ def _next(options: Options, error: Exception) -> str:
         return f"{COMMAND} --url {EXAMPLE}   (the base URL, up to and with /v1)"
     if status == 404 and options.model:
         return f"curl {options.url}/models   (has the names that --model takes)"
-    if status == 429:
-        return f"{options.again}   (later: the server is busy)"
     return (
         f"curl {options.url}/models   (must list the models; else start the server, or mend --url)"
     )

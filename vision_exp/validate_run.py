@@ -14,12 +14,13 @@ from vision_exp.validate_client import (
     FORMS,
     NO_THINKING,
     UNKNOWN_FIELD,
+    Busy,
     Client,
     Refused,
     Unreachable,
 )
-from vision_exp.validate_hints import WHO_AND_WHEN, NoPicture, no_server
-from vision_exp.validate_judge import FAILED, FLOOR, SKIPPED, Verdict
+from vision_exp.validate_hints import WHO, NoPicture, no_server
+from vision_exp.validate_judge import FAILED, FLOOR, SKIPPED, Verdict, skipped
 from vision_exp.validate_probe import coordinates
 from vision_exp.validate_reply import Answer, BadReply
 from vision_exp.validate_usage import Options
@@ -53,14 +54,14 @@ def enter(options: Options) -> checks.Lab:
     client = Client(options.url, options.model, options.key, options.timeout)
     try:
         return explore(client)
-    except (Unreachable, Refused, BadReply, NoPicture) as error:
+    except (Unreachable, Refused, Busy, BadReply, NoPicture) as error:
         raise no_server(options, error) from error
 
 
 def explore(client: Client) -> checks.Lab:
     """Finds the model's name, which fields the server takes, whether it answers sense, its noise.
 
-    Raises Refused, Unreachable, BadReply or NoPicture.
+    Raises Refused, Busy, Unreachable, BadReply or NoPicture.
     """
     client.model = client.model or client.models()[0]
     client.form = form_of(client)
@@ -83,7 +84,7 @@ def explore(client: Client) -> checks.Lab:
     try:
         noise = checks.own_noise(lab)
     except Refused as error:
-        if error.status in WHO_AND_WHEN:
+        if error.status in WHO:
             raise
         raise NoPicture(client.url, client.model, error) from error
     if noise.lost or noise.limit > FLOOR:
@@ -126,10 +127,15 @@ def senseless(answers: list[Answer], form: dict[str, Any]) -> str:
 
 
 def run(name: str, check: Callable[[checks.Lab], Verdict], lab: checks.Lab) -> dict[str, Any]:
-    """One check; what the server refuses, drops or replies oddly on the way is its failure."""
+    """One check; what the server refuses, drops or replies oddly on the way is its failure.
+
+    Not that it is busy: that says nothing about pictures.
+    """
     started = time.monotonic()
     try:
         found = check(lab)
+    except Busy as error:
+        found = skipped("nothing, a request of this check was not taken", str(error))
     except (Refused, Unreachable) as error:
         found = Verdict(FAILED, "a request of this check against any answer", str(error))
     except BadReply as error:

@@ -97,7 +97,7 @@ class _Events:
 def cancel(client: Client, content: list[dict[str, Any]]) -> Cut:
     """Starts a long streamed answer and hangs up soon after its first piece.
 
-    Raises Refused, Unreachable or BadReply.
+    Raises Refused, Busy, Unreachable or BadReply.
     """
     body = client.body(content, MAX_TOKENS) | {"stream": True}
     try:

@@ -50,6 +50,8 @@ OTHER_FAULTS = {
     "no pictures": "a picture is refused, as by a text model",
     "pictures break": "a picture is an error of the server",
     "busy": "HTTP 429",
+    "busy in company": "HTTP 429 while another request is there",
+    "busy at last": "HTTP 429 from when BUSY is set",
     "wordy": "right answers in sentences, with other words that have a colour's letters in them",
     "short streams": "streamed answers are complete at once",
     "no prefill": "the first token comes at once",
@@ -77,6 +79,10 @@ FRENCH = dict(
 )
 #: Set once a request hangs in company.
 HANGING = threading.Event()
+#: Seconds within which requests that were sent together arrive, on a busy machine too.
+MEETING = 0.15
+#: Set by a test.
+BUSY = threading.Event()
 TOKENS = [chr(letter) for letter in range(ord("A"), ord("z") + 1)]
 
 
@@ -156,7 +162,8 @@ class Brain:
         return Said(text, length)
 
     def look_at_fields(self, body: dict[str, Any]) -> None:
-        if self.fault == "busy":
+        busy = {"busy": True, "busy at last": BUSY.is_set()}
+        if busy.get(self.fault) or (self.fault == "busy in company" and self.company()):
             raise Failure(429, "slow down")
         if self.fault == "few alternatives" and body.get("top_logprobs", 0) > 5:
             raise Failure(400, "top_logprobs is at most 5")
@@ -264,10 +271,10 @@ class Brain:
     def someone_elses(self, images: list[Image.Image]) -> list[Image.Image]:
         with self.lock:
             self.inside.append(images[0])
-        time.sleep(0.05)
+        time.sleep(MEETING)
         with self.lock:
             other = [self.inside[0]]
-        time.sleep(0.05)
+        time.sleep(MEETING)
         with self.lock:
             self.inside.remove(images[0])
         return other

@@ -62,7 +62,7 @@ def serving(
             pieces = 2 if brain.fault == "short streams" else 100
             try:
                 self.piece({"role": "assistant", "content": ""})
-                time.sleep(0 if brain.fault == "no prefill" else 0.1)
+                time.sleep(0 if brain.fault == "no prefill" else 0.3)
                 for _ in range(pieces):
                     self.piece({"content": "white "})
                     if brain.fault == "stream cut off":

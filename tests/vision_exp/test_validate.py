@@ -147,7 +147,7 @@ def test_hanging_up_before_the_first_token_is_said_only_where_it_happened(
 ) -> None:
     with fake_server.serving() as url:
         assert "a third before its first token" in _run("a cancelled request", url)["compared"]
-    monkeypatch.setattr(validate_stream, "EARLY", 0.2)
+    monkeypatch.setattr(validate_stream, "EARLY", 1.0)
     with fake_server.serving("no prefill") as url:
         found = _run("a cancelled request", url)
     assert found["state"] == "passed"
@@ -257,3 +257,23 @@ def test_only_places_that_were_read_are_said_to_be_compared() -> None:
         found = _run("positions in a picture", url)
     assert "20 of 25 places" in found["compared"]
     assert "a whole row or column" in found["detail"] and "cannot see" in found["detail"]
+
+
+def test_a_busy_server_is_not_judged() -> None:
+    fake_brain.BUSY.clear()
+    with fake_server.serving("busy at last") as url:
+        lab = validate_run.explore(Client(url))
+        fake_brain.BUSY.set()
+        found = [validate_run.run(name, check, lab) for name, check in validate_run.CHECKS.items()]
+    assert {check["state"] for check in found} == {"skipped"}
+    assert all("/chat/completions answers HTTP 429: " in check["detail"] for check in found)
+
+
+def test_a_server_that_takes_one_request_at_a_time_is_judged_by_those(tmp_path: Path) -> None:
+    with fake_server.serving("busy in company") as url:
+        code, states, _ = _states(url, tmp_path)
+    assert code == 0
+    assert states.pop("two concurrent image requests") == "skipped"
+    assert states.pop("three concurrent image requests") == "skipped"
+    assert set(states.values()) <= {"passed", "skipped"}
+    assert states["pictures of all shapes"] == states["positions in a picture"] == "passed"
