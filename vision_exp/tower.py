@@ -115,6 +115,8 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: VisionConfig, linears: Linears, prefix: str) -> None:
         super().__init__()
+        #: Whether its layers are summed over tensor-parallel ranks.
+        self.sharded = linears.tp_size > 1
         self.norm1 = RMSNorm(config.dim)
         self.attn = Attention(config, linears, f"{prefix}.attn")
         self.norm2 = RMSNorm(config.dim)

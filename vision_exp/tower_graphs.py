@@ -41,8 +41,8 @@ class Places:
 
     def __init__(self, rows: int, patches: torch.Tensor, out: torch.Tensor) -> None:
         with torch.inference_mode(False):
-            values = patches.shape[1:].numel()  # of one patch; of a multiple see `embed`
-            self.patches = patches.new_zeros((rows, -(-values // 8) * 8))
+            values = tower_fused.aligned(patches.shape[1:].numel())
+            self.patches = patches.new_zeros((rows, values))
             self.shape = torch.tensor([0, rows, 1], dtype=torch.int32, device=patches.device)
             self.out = out.new_empty((rows, *out.shape[1:]))
 
@@ -142,8 +142,7 @@ def of(tower: Any, patches: torch.Tensor) -> Graphs | None:
 
 def _make(tower: Any, patches: torch.Tensor) -> Graphs | None:
     heads, device = tower.config.n_heads, patches.device
-    sharded = tower.blocks[0].attn.n_heads != heads
-    if os.environ.get(SWITCH) == "0" or sharded or flash_version() is None:
+    if os.environ.get(SWITCH) == "0" or tower.blocks[0].sharded or flash_version() is None:
         return None
     row = tower.patch_embed(patches[:1])
     if not tower_fused.usable(row):

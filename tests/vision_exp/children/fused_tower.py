@@ -130,6 +130,7 @@ def main() -> None:
         in_buckets = bucket_error(tower)
         rest = rest_error()
         for block in tower.blocks:
+            block.sharded = True
             block.attn.wo = SummedOverRanks(block.attn.wo)
             block.mlp.w2 = SummedOverRanks(block.mlp.w2)
         shared = fused()
