@@ -272,11 +272,11 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
     ) -> Sequence[PromptReplacement]:
         images = out_mm_kwargs.get("image", [])
 
-        def core(index: int) -> PromptUpdateDetails:
+        def block(index: int) -> PromptUpdateDetails:
             height, width = images[index]["llm_grid"].data.tolist()
             return PromptUpdateDetails.select_token_id(core_ids(height, width), IMAGE_ID)
 
-        return [PromptReplacement(modality="image", target=[PLACEHOLDER_ID], replacement=core)]
+        return [PromptReplacement(modality="image", target=[PLACEHOLDER_ID], replacement=block)]
 
     def _apply_prompt_updates(
         self, token_ids: list[int], mm_prompt_updates: Mapping[str, Sequence[Sequence[Any]]]

@@ -35,12 +35,17 @@ UNKNOWN_FIELD = (400, 422)
 BUSY = 429
 
 
+def start_of(body: str) -> str:
+    """The start of a reply's body, on one line."""
+    return " ".join(body.split())[:300]
+
+
 class Refused(Exception):
     """Another status than 200: with where a redirect leads, and the start of the body."""
 
     def __init__(self, status: int, body: str, location: str = "") -> None:
         told = f" to {location[:300]}" if location else ""
-        words = " ".join(body.split())[:300]
+        words = start_of(body)
         super().__init__(f"HTTP {status}{told}: {words}" if words else f"HTTP {status}{told}")
         self.status, self.location = status, location
 
@@ -49,7 +54,7 @@ class Busy(Exception):
     """HTTP 429: the server takes no more requests now, whatever they ask."""
 
     def __init__(self, url: str, body: str) -> None:
-        super().__init__(f"{url} answers HTTP {BUSY}: {' '.join(body.split())[:300]}")
+        super().__init__(f"{url} answers HTTP {BUSY}: {start_of(body)}")
 
 
 class Unreachable(Exception):

@@ -77,9 +77,8 @@ def main(folder: str, report_path: str) -> int:
 
 
 def run(engine: Engine, ask: Ask) -> Captured:
-    engine.forget()
     with capture(engine.model) as found:
-        engine.ask(ask, max_tokens=1)
+        engine.cold(ask, max_tokens=1)
     return found
 
 
