@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
-from PIL import Image
 from transformers import BatchFeature
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.inputs import MultiModalFieldConfig
-from vllm.multimodal.parse import ImageProcessorItems, MultiModalDataItems
+from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing import (
     BaseDummyInputsBuilder,
     BaseMultiModalProcessor,
@@ -35,7 +35,7 @@ from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 
 from vision_exp import evidence
 from vision_exp.config import VisionConfig
-from vision_exp.image import images_to_patches, to_rgb, vit_grid_for
+from vision_exp.image import images_to_patches, vit_grid_for
 from vision_exp.layout import (
     PLACEHOLDER_ID,
     SENTINEL_FIRST,
@@ -45,6 +45,7 @@ from vision_exp.layout import (
     build_block,
     leading_pads,
 )
+from vision_exp.pictures import PictureParser, plain_pictures
 from vision_exp.pixels import warm
 from vision_exp.registry import read_config
 from vision_exp.tokens import PLACEHOLDER, check_tokenizer
@@ -54,7 +55,6 @@ REQUIRES = (
     "vllm.exceptions:VLLMValidationError.__init__(message, parameter)",
     "vllm.multimodal.inputs:MultiModalFieldConfig.batched(modality, keep_on_cpu)",
     "vllm.multimodal.inputs:MultiModalFieldConfig.flat_from_sizes(modality, size_per_item)",
-    "vllm.multimodal.parse:ImageProcessorItems.get",
     "vllm.multimodal.parse:ImageProcessorItems.get_all",
     "vllm.multimodal.parse:MultiModalDataItems",
     "vllm.multimodal.processing:BaseDummyInputsBuilder",
@@ -67,6 +67,7 @@ REQUIRES = (
     "vllm.multimodal.processing.context:BaseProcessingInfo.ctx",
     "vllm.multimodal.processing.context:"
     "BaseProcessingInfo.get_mm_max_tokens_per_item(seq_len, mm_counts)",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.get_data_parser",
     "vllm.multimodal.processing.context:BaseProcessingInfo.get_supported_mm_limits",
     "vllm.multimodal.processing.context:BaseProcessingInfo.get_tokenizer",
     "vllm.multimodal.processing.context:BaseProcessingInfo.model_id",
@@ -123,6 +124,9 @@ class VisionExpInfo(BaseProcessingInfo):
         # Part of every image's hash: the same picture gives other patches under another config.
         digest = hashlib.sha256(repr(self.vision).encode()).hexdigest()[:16]
         return f"{super().model_id}#vision-exp:{digest}"
+
+    def get_data_parser(self) -> PictureParser:
+        return PictureParser()
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """No limit of our own: --limit-mm-per-prompt is the only cap."""
@@ -215,7 +219,7 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
         items = inputs.mm_data_items
         images = items.get("image")
         if images is not None:
-            pictures = _pictures(images, self.info.vision)
+            pictures = plain_pictures(images, self.info.vision)
             items = MultiModalDataItems({**items, "image": pictures})
             inputs = dataclasses.replace(inputs, mm_data_items=items)
         return super().apply(inputs, *args, **kwargs)
@@ -314,7 +318,7 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
                     item_idx=index,
                     start_idx=len(out),
                     tokens=block,
-                    is_embed=torch.tensor(block) == IMAGE_ID,
+                    is_embed=torch.from_numpy(np.array(block) == IMAGE_ID),
                 )
             )
             out += block
@@ -337,30 +341,3 @@ def core(height: int, width: int) -> Block:
 def core_ids(height: int, width: int) -> list[int]:
     """Token ids of `core`, from START to END. Do not modify."""
     return (core(height, width).types.int() + SENTINEL_FIRST).tolist()
-
-
-def _pictures(items: Any, config: VisionConfig) -> ImageProcessorItems:
-    """The same images as plain RGB pictures, so that hashes cover exactly what is processed.
-
-    vLLM hashes the encoded bytes of a downloaded image, though what they decode to depends on
-    the request's media_io_kwargs (background of transparent images). Images known by their uuid
-    alone stay None. Raises VLLMValidationError with the image's number for one that no grid fits
-    or that is no picture, and for embeddings.
-    """
-    if not isinstance(items, ImageProcessorItems):
-        raise VLLMValidationError(
-            "precomputed image embeddings are not supported", parameter="image"
-        )
-    pictures: list[Image.Image | None] = []
-    for index in range(len(items)):
-        item = items.get(index)
-        if isinstance(item, torch.Tensor):
-            item = item.numpy(force=True)
-        try:
-            if item is not None:
-                item = to_rgb(item if isinstance(item, Image.Image) else Image.fromarray(item))
-                vit_grid_for(*item.size, config)
-        except (TypeError, ValueError) as error:
-            raise VLLMValidationError(f"image {index}: {error}", parameter="image") from error
-        pictures.append(item)
-    return ImageProcessorItems(pictures)

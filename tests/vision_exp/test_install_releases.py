@@ -18,7 +18,13 @@ import pytest
 import vllm_rig
 
 CHILDREN = Path(__file__).parent / "children"
-CHECK_MODULES = ("checks_config", "checks_model", "checks_processor", "two_ranks")
+CHECK_MODULES = (
+    "checks_config",
+    "checks_model",
+    "checks_pictures",
+    "checks_processor",
+    "two_ranks",
+)
 
 # Functions that a process wraps once it has seen a Vision-Exp config. Each asks its instance
 # first; nothing on a text-only model's path is among them but what `routing_wiring` says.

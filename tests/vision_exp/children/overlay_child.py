@@ -11,6 +11,7 @@ from pathlib import Path
 import checks
 import checks_config  # noqa: F401
 import checks_model  # noqa: F401
+import checks_pictures  # noqa: F401
 import checks_processor  # noqa: F401
 import rig
 import text_record

@@ -1,0 +1,64 @@
+"""Checks of the pictures that the processor reads: vLLM's own, without its copies."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from checks import check, equal
+from PIL import ExifTags, Image
+from rig import Rig, noise
+
+
+def pictures() -> Iterator[tuple[str, Image.Image]]:
+    """Every mode that Pillow converts to RGB, see-through ones, turned ones, and a file."""
+    picture = noise(31, 17)
+    for mode in ("RGB", "L", "1", "P", "CMYK", "YCbCr", "HSV", "I", "F", "RGBA", "LA"):
+        yield mode, picture.convert(mode)
+    for mode in ("RGBA", "LA"):
+        layer = picture.convert(mode)
+        layer.putalpha(noise(31, 17, seed=1).convert("L"))
+        yield f"{mode}, see-through", layer
+    for mode in ("P", "L", "RGB"):
+        clear = picture.convert(mode)
+        clear.info["transparency"] = (0, 0, 0) if mode == "RGB" else 7
+        yield f"{mode} with a transparent colour", clear
+    for orientation in range(1, 10):
+        turned = picture.copy()
+        turned.getexif()[ExifTags.Base.Orientation] = orientation
+        yield f"orientation {orientation}", turned
+        file = io.BytesIO()
+        picture.save(file, "JPEG", exif=turned.getexif())
+        yield f"JPEG, orientation {orientation}", Image.open(file)
+
+
+@check
+def they_are_as_vllms_parser_makes_them(rig: Rig) -> None:
+    from vllm.multimodal.parse import MultiModalDataParser
+
+    info = rig.processor().info
+    for what, picture in pictures():
+        before = picture.tobytes()
+        (wanted,) = MultiModalDataParser().parse_mm_data({"image": picture})["image"]
+        for form in (picture, [picture], (picture,), [picture, np.asarray(noise(5, 5))]):
+            made = plain(info, form)[0]
+            equal((made.mode, made.size), (wanted.mode, wanted.size), what)
+            equal(made.tobytes() == wanted.tobytes(), True, what)
+        equal(picture.tobytes() == before, True, f"{what}: the caller's picture")
+
+
+@check
+def an_upright_rgb_picture_is_not_copied(rig: Rig) -> None:
+    picture = noise(31, 17)
+    for form in (picture, [picture]):
+        equal(plain(rig.processor().info, form)[0] is picture, True)
+
+
+def plain(info: Any, images: Any) -> list[Image.Image]:
+    """The pictures that hashes and patches are made of."""
+    from vision_exp.pictures import plain_pictures
+
+    parsed = info.parse_mm_data({"image": images})["image"]
+    return list(plain_pictures(parsed, info.vision))
