@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from vision_exp import resample
+from vision_exp import raw_pixels, resample
 
 SWITCH = "VISION_EXP_FAST_PIXELS"
 
@@ -168,7 +168,8 @@ def _find_way() -> Way:
     placing = Way(pixel_kernels)
     ways = [Way(pixel_kernels, True, vertical_first) for vertical_first in (False, True)]
     try:
-        if not _same(placing, Image.fromarray(values), (2, 2)):
+        shades = Image.fromarray(values)
+        if not _same(placing, shades, (2, 2)) or raw_pixels.rgb(shades) != shades.tobytes():
             logger.warning(_SLOWER, "prepared", "compiled loops give other bits here")
             return PLAIN
         for way in ways:
@@ -197,23 +198,12 @@ def _noise(width: int, height: int) -> Image.Image:
 def _rows(image: Image.Image, unit: int) -> Iterator[np.ndarray]:
     """The picture's rows from the top, a few at a time, as uint32 (n, width), read-only.
 
-    n is a multiple of ``unit`` but at the end. By the encoder of `Image.tobytes`, which gives
-    pieces as they come: Pillow's own calls copy the whole picture first, and a `crop` for each
-    piece costs more than the copying.
+    n is a multiple of ``unit`` but at the end. By pieces: Pillow's own calls copy the whole picture
+    first, and a `crop` for each piece costs more than the copying.
     """
-    length = image.width * 4
-    count = max(_PIECE // length // unit, 1) * unit
-    encoder = Image._getencoder(image.mode, "raw", "RGBX")
-    try:
-        encoder.setimage(image.im, (0, 0, *image.size))
-        ended = 0
-        while not ended:
-            _, ended, piece = encoder.encode(count * length)
-            yield np.frombuffer(piece, np.uint32).reshape(-1, image.width)
-        if ended < 0:
-            raise RuntimeError(f"Pillow's encoder ends with {ended}")
-    finally:
-        encoder.cleanup()
+    count = max(_PIECE // (image.width * 4) // unit, 1) * unit
+    for piece in raw_pixels.pieces(image, "RGBX", count):
+        yield np.frombuffer(piece, np.uint32).reshape(-1, image.width)
 
 
 def _blocks(image: Image.Image, unit: int) -> Iterator[np.ndarray]:

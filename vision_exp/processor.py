@@ -82,6 +82,7 @@ REQUIRES = (
     "BaseDummyInputsBuilder._get_dummy_images(width, height, num_images, overrides)",
     "vllm.multimodal.processing.inputs:ProcessorInputs.prompt",
     "vllm.multimodal.processing.inputs:ProcessorInputs.mm_data_items",
+    "vllm.multimodal.processing.inputs:ProcessorInputs.mm_uuid_items",
     "vllm.multimodal.processing.processor:BaseMultiModalProcessor.__init__(info, dummy_inputs)",
     "vllm.multimodal.processing.processor:BaseMultiModalProcessor.apply(inputs)",
     "vllm.multimodal.processing.processor:"
@@ -219,9 +220,14 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
         items = inputs.mm_data_items
         images = items.get("image")
         if images is not None:
-            pictures = plain_pictures(images, self.info.vision)
-            items = MultiModalDataItems({**items, "image": pictures})
-            inputs = dataclasses.replace(inputs, mm_data_items=items)
+            uuids = inputs.mm_uuid_items or {}
+            pictures = plain_pictures(images, uuids.get("image"), self.info.vision)
+            inputs = dataclasses.replace(
+                inputs,
+                mm_data_items=MultiModalDataItems({**items, "image": pictures}),
+                # Up to 0.26, vLLM asks them what to hash only where the request names any.
+                mm_uuid_items={**uuids, "image": pictures.uuids},
+            )
         return super().apply(inputs, *args, **kwargs)
 
     def _apply_hf_processor_main(self, **kwargs: Any) -> Any:  # type: ignore[override]

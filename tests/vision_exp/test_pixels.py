@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from vision_exp import pixels, resample
+from vision_exp import pixels, raw_pixels, resample
 
 CHILD = Path(__file__).parent / "children" / "pixels_process.py"
 REPO = CHILD.parents[3]
@@ -298,6 +298,15 @@ def test_a_picture_that_another_thread_changes_meanwhile(monkeypatch, size):
 
     monkeypatch.setattr(resample, "table", meanwhile)
     assert torch.equal(pixels.patches_of(image, grid, 14, way=pixels.warm()), expected)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 700), (40_000, 2), (1036, 588), (3000, 2000)])
+def test_raw_pixels_are_those_of_tobytes(size):
+    image = noise(*size)
+    assert raw_pixels.rgb(image) == image.tobytes()
+    rows = list(raw_pixels.pieces(image, "RGB", 3))
+    assert b"".join(rows) == image.tobytes()
+    assert {len(piece) for piece in rows[:-1]} <= {9 * image.width}
 
 
 def test_only_the_kernels_import_numba():

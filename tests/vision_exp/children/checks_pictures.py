@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from checks import check, equal
 from PIL import ExifTags, Image
 from rig import Rig, noise
+
+from vision_exp.layout import PLACEHOLDER_ID
 
 
 def pictures() -> Iterator[tuple[str, Image.Image]]:
@@ -61,4 +64,19 @@ def plain(info: Any, images: Any) -> list[Image.Image]:
     from vision_exp.pictures import plain_pictures
 
     parsed = info.parse_mm_data({"image": images})["image"]
-    return list(plain_pictures(parsed, info.vision))
+    return list(plain_pictures(parsed, None, info.vision))
+
+
+@check
+def an_identity_given_by_the_caller_is_the_hash(rig: Rig) -> None:
+    """As with vLLM's own models: ImageID, a UUID."""
+    processor = rig.processor()
+    named = [noise(40, 40, seed=seed) for seed in (1, 2)]
+    for picture in named:
+        picture.getexif()[ExifTags.Base.ImageID] = uuid.UUID(int=7)
+    hashes = [
+        rig.apply(processor, [PLACEHOLDER_ID], [picture])["mm_hashes"]["image"][0]
+        for picture in (*named, noise(40, 40, seed=1))
+    ]
+    equal(len(set(hashes)), 2)
+    equal(hashes[0], hashes[1])
