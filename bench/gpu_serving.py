@@ -363,11 +363,9 @@ def over_causal(found: Found) -> tuple[bool, str]:
     return middle <= IMAGE_LIMIT, f"{words}, {len(ratios)} pairs"
 
 
-def over_text(found: Found, *, whole: bool) -> tuple[bool | None, str]:
-    """In the engine alone it is judged: a server prepares pictures in threads of its front end.
-
-    With the preparation it is only reported: what the user waits for when nothing else runs.
-    """
+def over_text(found: Found, *, whole: bool) -> tuple[bool, str]:
+    """``whole``: with the preparation in the front end, as one waits for it when nothing else runs;
+    else in the engine alone."""
     rows = found.get("first")
     if not rows:
         return False, "nothing was measured"
@@ -387,7 +385,7 @@ def over_text(found: Found, *, whole: bool) -> tuple[bool | None, str]:
         f"text {parts['text']} ms; of a picture's preparation, parsing and hash "
         f"{named:.1f} ms, pixels to patches {pixels:.1f} ms; {len(rows)} rounds"
     )
-    return None if whole else extra <= FIRST_TOKEN_LIMIT * tower, words
+    return extra <= FIRST_TOKEN_LIMIT * tower, words
 
 
 if __name__ == "__main__":
