@@ -225,7 +225,7 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
             inputs = dataclasses.replace(
                 inputs,
                 mm_data_items=MultiModalDataItems({**items, "image": pictures}),
-                # Up to 0.26, vLLM asks them what to hash only where the request names any.
+                # Without, vLLM up to 0.26 does not ask `get_item_for_hash`.
                 mm_uuid_items={**uuids, "image": pictures.uuids},
             )
         return super().apply(inputs, *args, **kwargs)

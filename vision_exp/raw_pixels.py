@@ -27,8 +27,3 @@ def pieces(image: Image.Image, mode: str, rows: int) -> Iterator[bytes]:
             raise RuntimeError(f"Pillow's encoder ends with {ended}")
     finally:
         encoder.cleanup()
-
-
-def rgb(image: Image.Image) -> bytes:
-    """All bytes of a loaded RGB picture, as `Image.tobytes` gives them."""
-    return b"".join(pieces(image, "RGB", image.height))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,24 +58,45 @@ def an_upright_rgb_picture_is_not_copied(rig: Rig) -> None:
         equal(plain(rig.processor().info, form)[0] is picture, True)
 
 
+@check
+def hashes_cover_every_piece_of_the_pixels(rig: Rig) -> None:
+    picture = noise(1200, 900)
+    equal(hash_of(rig, picture), hash_of(rig, picture.copy()))
+    for at in ((0, 0), (600, 450), (1199, 899)):
+        other = picture.copy()
+        other.putpixel(at, tuple(255 - value for value in picture.getpixel(at)))
+        equal(hash_of(rig, picture) == hash_of(rig, other), False, at)
+
+
+@check
+def hashes_are_the_same_without_compiled_loops(rig: Rig) -> None:
+    from unittest import mock
+
+    from vision_exp.pixels import PLAIN
+
+    for picture in (noise(1, 1), noise(41, 37), noise(1200, 900)):
+        compiled = hash_of(rig, picture)
+        with mock.patch("vision_exp.pictures.warm", return_value=PLAIN):
+            equal(hash_of(rig, picture), compiled, picture.size)
+
+
+@check
+def exif_that_cannot_be_read_is_no_error(rig: Rig) -> None:
+    for mode in ("RGB", "L", "CMYK", "1"):
+        file = io.BytesIO()
+        noise(20, 20).convert(mode).save(file, "JPEG", exif=b"Exif\0\0not a tag")
+        without = Image.open(file).convert("RGB")
+        without.info.clear()
+        equal(hash_of(rig, Image.open(file)), hash_of(rig, without), mode)
+
+
+def hash_of(rig: Rig, picture: Image.Image) -> str:
+    return rig.apply(rig.processor(), [PLACEHOLDER_ID], [picture])["mm_hashes"]["image"][0]
+
+
 def plain(info: Any, images: Any) -> list[Image.Image]:
     """The pictures that hashes and patches are made of."""
     from vision_exp.pictures import plain_pictures
 
     parsed = info.parse_mm_data({"image": images})["image"]
     return list(plain_pictures(parsed, None, info.vision))
-
-
-@check
-def an_identity_given_by_the_caller_is_the_hash(rig: Rig) -> None:
-    """As with vLLM's own models: ImageID, a UUID."""
-    processor = rig.processor()
-    named = [noise(40, 40, seed=seed) for seed in (1, 2)]
-    for picture in named:
-        picture.getexif()[ExifTags.Base.ImageID] = uuid.UUID(int=7)
-    hashes = [
-        rig.apply(processor, [PLACEHOLDER_ID], [picture])["mm_hashes"]["image"][0]
-        for picture in (*named, noise(40, 40, seed=1))
-    ]
-    equal(len(set(hashes)), 2)
-    equal(hashes[0], hashes[1])

@@ -232,6 +232,8 @@ def refusals_are_client_errors(rig: Rig) -> None:
         ("too many placeholders", [PLACEHOLDER] * 3, [picture] * 2, "3 image placeholders"),
         ("reserved id", [IMAGE, PLACEHOLDER], [picture], "reserved"),
         ("no picture", [PLACEHOLDER], [torch.zeros(3, 4, 5)], "image 0"),
+        ("a word", [PLACEHOLDER], ["abc"], "image 0"),
+        ("bfloat16", [PLACEHOLDER], [torch.zeros(3, 4, 5, dtype=torch.bfloat16)], "image 0"),
         ("above the limit", [PLACEHOLDER] * 33, [picture] * 33, "--limit-mm-per-prompt"),
     )
     for what, prompt, images, text in cases:
