@@ -59,12 +59,12 @@ class Pixels(list):  # type: ignore[type-arg]
         self.picture = picture
 
     def __iter__(self) -> Iterator[bytes | memoryview]:
-        width, height = self.picture.size
-        rows = min(max(PIECE // (3 * width), 1), height)
+        length = 3 * self.picture.width
+        rows = raw_pixels.rows_in(PIECE, length)
         if warm().kernels is not None:
             return raw_pixels.pieces(self.picture, "RGB", rows)
         # The same pieces where Pillow's encoder is not known: hashes are compared across processes.
-        whole, step = memoryview(self.picture.tobytes()), 3 * width * rows
+        whole, step = memoryview(self.picture.tobytes()), length * rows
         return (whole[at : at + step] for at in range(0, len(whole), step))
 
 

@@ -202,14 +202,14 @@ def _rows(image: Image.Image, unit: int) -> Iterator[np.ndarray]:
     n is a multiple of ``unit`` but at the end. By pieces: Pillow's own calls copy the whole picture
     first, and a `crop` for each piece costs more than the copying.
     """
-    count = max(_PIECE // (image.width * 4) // unit, 1) * unit
+    count = raw_pixels.rows_in(_PIECE, image.width * 4, unit)
     for piece in raw_pixels.pieces(image, "RGBX", count):
         yield np.frombuffer(piece, np.uint32).reshape(-1, image.width)
 
 
 def _blocks(image: Image.Image, unit: int) -> Iterator[np.ndarray]:
     """The same in large blocks, each overwritten by the next, as are those of what follows."""
-    most = min(max(_BLOCK // (image.width * 4) // unit, 1) * unit, image.height)
+    most = min(raw_pixels.rows_in(_BLOCK, image.width * 4, unit), image.height)
     block = np.empty((most, image.width), np.uint32)
     flat, width = block.reshape(-1).data, image.width
     filled = 0

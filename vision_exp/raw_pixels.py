@@ -11,6 +11,11 @@ from collections.abc import Iterator
 from PIL import Image
 
 
+def rows_in(size: int, length: int, unit: int = 1) -> int:
+    """How many rows of ``length`` bytes ``size`` bytes hold, in whole units, at least one unit."""
+    return max(size // length // unit, 1) * unit
+
+
 def pieces(image: Image.Image, mode: str, rows: int) -> Iterator[bytes]:
     """The rows of a loaded picture from the top, ``rows`` at a time, the last piece maybe fewer.
 

@@ -307,6 +307,7 @@ def test_raw_pieces_are_those_of_tobytes(size, rows):
     pieces = list(raw_pixels.pieces(image, "RGB", rows))
     assert b"".join(pieces) == image.tobytes()
     assert {len(piece) for piece in pieces[:-1]} <= {rows * 3 * image.width}
+    assert len(pieces) == -(-image.height // rows)
 
 
 def test_only_the_kernels_import_numba():

@@ -11,8 +11,6 @@ from checks import check, equal
 from PIL import ExifTags, Image
 from rig import Rig, noise
 
-from vision_exp.layout import PLACEHOLDER_ID
-
 
 def pictures() -> Iterator[tuple[str, Image.Image]]:
     """Every mode that Pillow converts to RGB, see-through ones, turned ones, and a file."""
@@ -53,19 +51,21 @@ def they_are_as_vllms_parser_makes_them(rig: Rig) -> None:
 
 @check
 def an_upright_rgb_picture_is_not_copied(rig: Rig) -> None:
+    info = rig.processor().info
     picture = noise(31, 17)
     for form in (picture, [picture]):
-        equal(plain(rig.processor().info, form)[0] is picture, True)
+        equal(plain(info, form)[0] is picture, True)
 
 
 @check
 def hashes_cover_every_piece_of_the_pixels(rig: Rig) -> None:
+    processor = rig.processor()
     picture = noise(1200, 900)
-    equal(hash_of(rig, picture), hash_of(rig, picture.copy()))
+    equal(rig.hash_of(processor, picture), rig.hash_of(processor, picture.copy()))
     for at in ((0, 0), (600, 450), (1199, 899)):
         other = picture.copy()
         other.putpixel(at, tuple(255 - value for value in picture.getpixel(at)))
-        equal(hash_of(rig, picture) == hash_of(rig, other), False, at)
+        equal(rig.hash_of(processor, picture) == rig.hash_of(processor, other), False, at)
 
 
 @check
@@ -74,24 +74,22 @@ def hashes_are_the_same_without_compiled_loops(rig: Rig) -> None:
 
     from vision_exp.pixels import PLAIN
 
+    processor = rig.processor()
     for picture in (noise(1, 1), noise(41, 37), noise(1200, 900)):
-        compiled = hash_of(rig, picture)
+        compiled = rig.hash_of(processor, picture)
         with mock.patch("vision_exp.pictures.warm", return_value=PLAIN):
-            equal(hash_of(rig, picture), compiled, picture.size)
+            equal(rig.hash_of(processor, picture), compiled, picture.size)
 
 
 @check
 def exif_that_cannot_be_read_is_no_error(rig: Rig) -> None:
+    processor = rig.processor()
     for mode in ("RGB", "L", "CMYK", "1"):
         file = io.BytesIO()
         noise(20, 20).convert(mode).save(file, "JPEG", exif=b"Exif\0\0not a tag")
         without = Image.open(file).convert("RGB")
         without.info.clear()
-        equal(hash_of(rig, Image.open(file)), hash_of(rig, without), mode)
-
-
-def hash_of(rig: Rig, picture: Image.Image) -> str:
-    return rig.apply(rig.processor(), [PLACEHOLDER_ID], [picture])["mm_hashes"]["image"][0]
+        equal(rig.hash_of(processor, Image.open(file)), rig.hash_of(processor, without), mode)
 
 
 def plain(info: Any, images: Any) -> list[Image.Image]:

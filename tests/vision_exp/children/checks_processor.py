@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from checks import check, equal, raises
 from PIL import Image
-from rig import Rig, noise
+from rig import PLACEHOLDER, Rig, noise
 
 SIZES = ((640, 480), (33, 700), (1920, 200), (1, 1), (1400, 1400))
 START, PAD, IMAGE, NEWLINE, END = range(129257, 129262)
-PLACEHOLDER = 129264
 TEXT = "<｜deepseek_image｜>"
 
 
@@ -167,7 +166,7 @@ def hashes_cover_size_mode_and_background(rig: Rig) -> None:
     processor = rig.processor()
 
     def key(image: Any) -> str:
-        return rig.apply(processor, [PLACEHOLDER], [image])["mm_hashes"]["image"][0]
+        return rig.hash_of(processor, image)
 
     pixels = random.Random(1).randbytes(3 * 30 * 150)
     wide = Image.frombytes("RGB", (150, 30), pixels)
@@ -205,7 +204,7 @@ def hashes_cover_the_vision_config(rig: Rig) -> None:
     picture = noise(300, 300)
     other = rig.model_config(rig.vision_folder, hf_overrides={"vision_max_n_token": 200})
     keys = {
-        rig.apply(processor, [PLACEHOLDER], [picture])["mm_hashes"]["image"][0]
+        rig.hash_of(processor, picture)
         for processor in (rig.processor(), MULTIMODAL_REGISTRY.create_processor(other))
     }
     equal(len(keys), 2)

@@ -11,6 +11,9 @@ import tiny_config
 import tiny_tokenizer
 from PIL import Image
 
+#: The token that stands for an image in a prompt.
+PLACEHOLDER = 129264
+
 
 class Rig:
     """Tiny checkpoints below `folder`, built when first asked for."""
@@ -70,6 +73,10 @@ class Rig:
         items = processor.info.parse_mm_data({"image": images})
         inputs = ProcessorInputs(prompt, items, uuids)
         return processor.apply(inputs, TimingContext(enabled=False))
+
+    def hash_of(self, processor: Any, image: Any) -> str:
+        """The name by which vLLM's caches know an image."""
+        return self.apply(processor, [PLACEHOLDER], [image])["mm_hashes"]["image"][0]
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
