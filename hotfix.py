@@ -21,9 +21,11 @@ import sys
 if os.path.dirname(os.path.abspath(__file__)) not in sys.path:  # python3 -I, PYTHONSAFEPATH
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from anchors.engine import fast, report
-from anchors.engine.command_line import build_parser
-from anchors.engine.errors import (
+from anchors.cli import report
+from anchors.cli.parser import build_parser
+from anchors.engine import fast
+from anchors.engine.target import Target, discover
+from anchors.errors import (
     BROKEN,
     DONE,
     ENVIRONMENT,
@@ -32,14 +34,13 @@ from anchors.engine.errors import (
     HotfixError,
     unexpected,
 )
-from anchors.engine.target import Target, discover
 
 # Not from typing, whose import would take a tenth of the time that a second run may take.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from anchors.engine.report import Report
+    from anchors.cli.report import Report
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,15 +107,15 @@ def _guarded(arguments: argparse.Namespace) -> Report:
 
 def _run(arguments: argparse.Namespace) -> Report:
     if arguments.verb in ("list", "explain"):
-        from anchors.engine import catalogue
+        from anchors.verbs import explain
 
-        return catalogue.run(arguments)
+        return explain.run(arguments)
     if arguments.verb == "drift":
         from anchors.drift import command
 
         return command.run(arguments)
     if arguments.verb == "bundle":
-        from anchors.engine import bundle
+        from anchors.verbs import bundle
 
         return bundle.run(arguments)
     target = discover(arguments.root)
@@ -127,10 +128,10 @@ def _run(arguments: argparse.Namespace) -> Report:
         from anchors.doctor import command as doctor
 
         return doctor.run(arguments, target)
-    from anchors.engine import commands
+    from anchors.verbs import inspect
 
     try:
-        return commands.run(arguments, target)
+        return inspect.run(arguments, target)
     except HotfixError as error:
         # Only an import shows what --import asks for; the receipt cannot stand in for it.
         recorded = arguments.verb == "verify" and not arguments.imports

@@ -31,7 +31,7 @@ provide_libcst() {
     python3 "$MOD_DIR/hotfix.py" -q status >/dev/null 2>&1 && return
     SCRATCH="$(mktemp -d)" || die "no temporary folder can be made." "set TMPDIR to a writable folder"
     local reason=""
-    if python3 "$MOD_DIR/anchors/engine/bundled.py" "$MOD_DIR/wheels" "$SCRATCH" >/dev/null 2>&1; then
+    if python3 "$MOD_DIR/anchors/bundled.py" "$MOD_DIR/wheels" "$SCRATCH" >/dev/null 2>&1; then
         :
     elif ! reason="$(python3 -m pip install --quiet --disable-pip-version-check --no-input \
             --timeout 20 --retries 1 --target "$SCRATCH" libcst 2>&1)"; then
@@ -55,7 +55,7 @@ sandbox() {
         reason="$("$python" -m pip install --quiet --disable-pip-version-check libcst remotezip 2>&1)" \
             || die "LibCST cannot be installed: $(last_line "$reason")." "check the package index of pip"
     fi
-    PYTHONPATH="$MOD_DIR" "$python" -m anchors.engine.sandbox "$version" "$folder/vllm-$version"
+    PYTHONPATH="$MOD_DIR" "$python" -m anchors.releases.sandbox "$version" "$folder/vllm-$version"
     # Its own home: the caches that are cleared are those of the sandbox.
     hotfix() {
         HOME="$folder" VLLM_CACHE_ROOT="$folder/cache" "$python" "$MOD_DIR/hotfix.py" \

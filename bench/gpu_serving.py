@@ -30,10 +30,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-import turns
-from gpu.rig import WIDE, Ask, Engine, Report, picture, replaced, text_ids, with_images
+import interleaved
+from gpu.lib.rig import WIDE, Ask, Engine, Report, picture, replaced, text_ids, with_images
 from visibility import IMAGE_LIMIT, image_turn, prefill, text_prompt
 
 #: Requests of a decode step, tokens of each, and prefills of one turn.
@@ -68,7 +69,7 @@ def work(kind: str, model: str, replies: str) -> int:
         seeds = iter(range(900, 10**6))
         found["first"] = lambda: first_token(engine, next(seeds))
         found["visible"] = partial(image_turn, engine)
-    return turns.serve(found, int(replies))
+    return interleaved.serve(found, int(replies))
 
 
 def text_turn(engine: Engine) -> dict[str, list[float]]:
@@ -131,7 +132,7 @@ def first_token(engine: Engine, seed: int) -> dict[str, Any]:
     import torch
     from vllm.multimodal.processing import BaseProcessingInfo, ProcessorInputs
 
-    from vision_exp import processor
+    from vision_exp.model import processor
 
     tower: list[tuple[Any, Any]] = []
     pixels: list[float] = []
@@ -217,7 +218,7 @@ def measure(
     vision: str,
     seconds: str = str(SECONDS),
 ) -> int:
-    workers: dict[str, turns.Worker] = {}
+    workers: dict[str, interleaved.Worker] = {}
     found: Found = {"text": {}, "own": {}, "vision": [], "visible": [], "first": []}
     plan = {
         f"{name} {index}": (tree, "text", text)
@@ -229,7 +230,9 @@ def measure(
         for label, (tree, kind, model) in plan.items():
             command = [sys.executable, __file__, "work", kind, model]
             log = Path(logs) / f"serving-{label.replace(' ', '-')}.log"
-            workers[label] = turns.start(label, command, environment(tree, tree == patched), log)
+            workers[label] = interleaved.start(
+                label, command, environment(tree, tree == patched), log
+            )
         until = time.monotonic() + START_SECONDS
         for worker in workers.values():
             worker.read(until - time.monotonic())
@@ -240,7 +243,7 @@ def measure(
         texts = {label: worker for label, worker in workers.items() if label != "vision"}
         alternate(texts, found, float(seconds) * TEXT_SHARE, Path(out))
         images(workers["vision"], found, float(seconds) * (1 - TEXT_SHARE), Path(out))
-    except turns.WorkerLost as error:
+    except interleaved.WorkerLost as error:
         print(f"cut short: {error}", flush=True)
     finally:
         for worker in workers.values():
@@ -254,11 +257,11 @@ def measure_images(
     found: Found = {"vision": [], "visible": [], "first": []}
     command = [sys.executable, __file__, "work", "image", vision]
     log = Path(logs) / "serving-images.log"
-    worker = turns.start("vision", command, environment(patched, overlay=True), log)
+    worker = interleaved.start("vision", command, environment(patched, overlay=True), log)
     try:
         worker.read(START_SECONDS)
         images(worker, found, float(seconds), Path(out))
-    except turns.WorkerLost as error:
+    except interleaved.WorkerLost as error:
         print(f"cut short: {error}", flush=True)
     finally:
         worker.stop()
@@ -273,7 +276,9 @@ def environment(tree: str, overlay: bool) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": ":".join([tree, *rest]), "VLLM_CACHE_ROOT": str(cache)}
 
 
-def alternate(workers: dict[str, turns.Worker], found: Found, seconds: float, out: Path) -> None:
+def alternate(
+    workers: dict[str, interleaved.Worker], found: Found, seconds: float, out: Path
+) -> None:
     """Rounds of one turn each, the first one another every time; every round is kept whole."""
     names = list(workers)
     for _ in range(WARM):
@@ -290,7 +295,7 @@ def alternate(workers: dict[str, turns.Worker], found: Found, seconds: float, ou
         count += 1
 
 
-def images(worker: turns.Worker, found: Found, seconds: float, out: Path) -> None:
+def images(worker: interleaved.Worker, found: Found, seconds: float, out: Path) -> None:
     for name in ("first", "visible", "text") * WARM:
         worker.turn(name)
     until = time.monotonic() + seconds
@@ -323,11 +328,11 @@ def over_stock(found: Found, kind: str) -> tuple[bool | None, str]:
     series = {label: together(rows, kind) for label, rows in found["text"].items()}
     stock = {label: times for label, times in series.items() if label.startswith("stock")}
     patched = {label: times for label, times in series.items() if label not in stock}
-    result = turns.compare(stock, patched)
+    result = interleaved.compare(stock, patched)
     middle = ", ".join(f"{label} {statistics.median(t):.3f}" for label, t in series.items())
     words = f"{result.words()}; medians, ms: {middle}; {min(map(len, series.values()))} times each"
     if found["vision"]:
-        fast = turns.fastest_tenth(together(found["vision"], kind))
+        fast = interleaved.fastest_tenth(together(found["vision"], kind))
         words += f"; vision checkpoint, fastest tenth {fast:.3f}"
     good = result.within(OVER_STOCK_LIMIT)
     if good is None:

@@ -30,15 +30,17 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import released_config
-from gpu.rig import Report
+from gpu.lib.rig import Report
 
-from vision_exp import tower_attention, tower_fused, tower_swiglu
 from vision_exp.config import VisionConfig
-from vision_exp.tower import Aligner, VisionTower
+from vision_exp.tower import attention, swiglu
+from vision_exp.tower import fused as tower_fused
+from vision_exp.tower.modules import Aligner, VisionTower
 
 SIZES = {**released_config.VISION, "hidden_size": released_config.LANGUAGE["hidden_size"]}
 #: name -> (grids in one call, most times the floor)
@@ -159,9 +161,9 @@ def measure(name: str, tower: Any, aligner: Any, native: Any) -> dict[str, Any]:
     row["ratio"] = row["ours"] / floor
     row["limit"] = limit
     row["graph"] = graphed(mine)
-    with launched(tower, tower_attention.best()):
+    with launched(tower, attention.best()):
         row["launched"] = milliseconds(mine)
-    with launched(tower, tower_attention.by_torch):
+    with launched(tower, attention.by_torch):
         row["torch attention"] = milliseconds(mine)
         try:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -215,7 +217,7 @@ def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, flo
     x, hidden = (torch.randn(rows, n, device="cuda").bfloat16() for n in (1024, 2816))
     qkv, gate_up = block.attn.wqkv(x).unflatten(-1, (3, 16, 64)), block.mlp.w1(x)
     angles, step, sums = torch.rand(rows, 32, device="cuda"), x * 1e-3, x.clone()
-    attend, product = tower_attention.best(), tower_swiglu.best(x.device)
+    attend, product = attention.best(), swiglu.best(x.device)
 
     def linears() -> None:
         for _ in range(32):
@@ -238,14 +240,14 @@ def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, flo
 
 
 @contextmanager
-def launched(tower: Any, attend: tower_attention.Attend) -> Iterator[None]:
+def launched(tower: Any, attend: attention.Attend) -> Iterator[None]:
     """The fused blocks launched one by one, with a given attention, for a while."""
-    before = tower_attention.best, tower._graphs
-    tower_attention.best, tower._graphs = (lambda: attend), None
+    before = attention.best, tower._graphs
+    attention.best, tower._graphs = (lambda: attend), None
     try:
         yield
     finally:
-        tower_attention.best, tower._graphs = before
+        attention.best, tower._graphs = before
 
 
 @torch.inference_mode()

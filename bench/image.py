@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 REPO = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPO), str(REPO / "tests")]
+sys.path[:0] = [str(REPO), str(REPO / "tests"), str(REPO / "tests" / "support")]
 
 import native_image  # noqa: E402 (the path is set above)
 import numpy as np  # noqa: E402
@@ -35,9 +35,9 @@ import tiny_config  # noqa: E402
 import torch  # noqa: E402
 from PIL import Image, ImageOps  # noqa: E402
 
-from vision_exp import image as ours  # noqa: E402
-from vision_exp import pixels  # noqa: E402
 from vision_exp.config import VisionConfig  # noqa: E402
+from vision_exp.image import pixels  # noqa: E402
+from vision_exp.image import transform as ours  # noqa: E402
 
 SIZE = (1920, 1080)
 CONFIG = VisionConfig.from_hf_config(SimpleNamespace(**tiny_config.vision_config()))

@@ -44,7 +44,7 @@ OPERATORS = "_moe_C_stable_libtorch.abi3.so"
 
 def fetch(folder: Path) -> int:
     """Put the peers' files into `folder`, the compiled one packed to travel."""
-    from anchors.engine import wheels
+    from anchors.releases import wheels
 
     folder.mkdir(parents=True, exist_ok=True)
     for wheel in wheels.releases("vllm", (STOCK, NATIVE)):
@@ -136,7 +136,7 @@ def kernels(folder: Path, hashed: bool, variants: bool) -> dict[str, Callable[..
     import torch
 
     from vision_exp import layout
-    from vision_exp.routing_kernel import Launch, launch
+    from vision_exp.routing.kernel import Launch, launch
 
     def ours(plan: Launch | None) -> Callable[..., Any]:
         def run(logits, tokens, mask, bias, bias_vl, table):

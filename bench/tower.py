@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 REPO = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPO), str(REPO / "tests")]
+sys.path[:0] = [str(REPO), str(REPO / "tests"), str(REPO / "tests" / "support")]
 
 import native_image  # noqa: E402 (the path is set above)
 import reporting  # noqa: E402
@@ -30,7 +30,7 @@ from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.distributed import init_distributed_environment, initialize_model_parallel  # noqa: E402
 
 from vision_exp.config import VisionConfig  # noqa: E402
-from vision_exp.tower import VisionTower  # noqa: E402
+from vision_exp.tower.modules import VisionTower  # noqa: E402
 
 GRID = (42, 74)
 WANTED = {"tower": 0.95}

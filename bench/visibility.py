@@ -15,9 +15,10 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from gpu.rig import WIDE, Ask, Engine, picture, text_ids, with_images
+from gpu.lib.rig import WIDE, Ask, Engine, picture, text_ids, with_images
 
 TURNS = 13
 #: Pairs of one turn, after one that fills the encoder cache.
@@ -44,7 +45,7 @@ def text_prompt() -> Ask:
 
 def image_turn(engine: Engine) -> list[tuple[float, float]]:
     """Milliseconds of image prefills, (visible, causal)."""
-    from gpu.visibility_check import causal
+    from gpu.jobs.checks_visibility import causal
 
     image = with_images(BEFORE, [picture(*WIDE, seed=2)], AFTER, 4)
     prefill(engine, image)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 MODEL_TYPE = "deepseek_v4"
 
 #: The smallest budget that still holds one column of two rows, its newlines, START, END and pads.
 _MIN_BUDGET = 9
+
+
+class VisionConfigError(RuntimeError):
+    """A checkpoint's vision config or tokenizer that this overlay cannot serve.
+
+    No ValueError: vLLM takes those from a processing info for "no images" and goes on text-only.
+    """
 
 
 def is_vision_exp(hf_config: object) -> bool:
@@ -94,6 +102,14 @@ class VisionConfig:
                 "is no multiple of 4, as the two-dimensional rotary embedding needs"
             )
         return config
+
+
+def read_config(hf_config: Any) -> VisionConfig:
+    """The vision part of a Vision-Exp config. Raises VisionConfigError naming the bad key."""
+    try:
+        return VisionConfig.from_hf_config(hf_config)
+    except ValueError as error:
+        raise VisionConfigError(f"vision config of this checkpoint: {error}") from error
 
 
 def _get(hf_config: object, key: str) -> object:

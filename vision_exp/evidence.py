@@ -38,10 +38,11 @@ def line(builds: str, model_config: Any, vllm_config: Any = None) -> str:
     role = f"{multiprocessing.current_process().name}/{builds}"
     routing = seeing = "-"
     if vllm_config is not None:
-        from vision_exp import routing_wiring, visibility
+        from vision_exp.routing import hooks as routing_hooks
+        from vision_exp.visibility import hooks as visibility_hooks
 
-        routing = routing_wiring.describe(vllm_config)
-        seeing = visibility.describe(vllm_config)
+        routing = routing_hooks.describe(vllm_config)
+        seeing = visibility_hooks.describe(vllm_config)
     eps = getattr(model_config.hf_config, "rms_norm_eps", None)
     state = install.installed
     return (

@@ -15,7 +15,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from vision_exp import lazy
+from vision_exp import patching
 from vision_exp.config import is_vision_exp
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
@@ -29,19 +29,19 @@ EPS_VARIABLE = "VISION_EXP_RMS_NORM_EPS"
 DISABLE_VARIABLE = "VISION_EXP_DISABLE"
 FORCED_EPS = 1e-6
 
-# Order of installation. Each has an idempotent install() that wraps through vision_exp.lazy.
+# Order of installation. Each has an idempotent install() that wraps through vision_exp.patching.
 FEATURES = (
-    "registry",
-    "messages",
-    "prompts",
-    "scheduling",
-    "step",
-    "visibility",
-    "routing_wiring",
+    "model.registry",
+    "chat.hooks",
+    "chat.prompts",
+    "engine.scheduling",
+    "engine.step",
+    "visibility.hooks",
+    "routing.hooks",
 )
 
 # Each has install_model(namespace) and install_draft(site, namespace).
-MODEL_FEATURES = ("model", "routing_wiring")
+MODEL_FEATURES = ("model.model", "routing.hooks")
 
 SITES = ("config", "model", "dspark", "mtp")
 
@@ -120,7 +120,7 @@ def _call(module: str, function: str, *args: Any) -> None:
 
 
 def _install_config(config_class: type) -> None:
-    lazy.wrap(config_class, "__init__", _config_init)
+    patching.wrap(config_class, "__init__", _config_init)
     if "__setstate__" not in vars(config_class):
         config_class.__setstate__ = _config_setstate  # type: ignore[attr-defined]
 

@@ -17,8 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
+
+from vision_exp.config import VisionConfigError
 
 #: Compressor group: START lies at ``GROUP - 1`` modulo ``GROUP``.
 GROUP = 4
@@ -41,6 +44,14 @@ class TokenType(IntEnum):
 
 
 SENTINEL_LAST = SENTINEL_FIRST + len(TokenType) - 1
+
+#: What stands for one image in a prompt's text.
+PLACEHOLDER = "<｜deepseek_image｜>"
+
+#: The placeholder and the five reserved tokens that image blocks borrow, with their ids.
+TOKENS = {PLACEHOLDER: PLACEHOLDER_ID} | {
+    f"<|place_holder_mm_span_{431 + kind:04}|>": SENTINEL_FIRST + kind for kind in TokenType
+}
 
 
 @dataclass(frozen=True)
@@ -119,3 +130,16 @@ def _shape(llm_grid: tuple[int, int]) -> tuple[int, int, int]:
 def _pairwise(cells: torch.Tensor) -> torch.Tensor:
     """Cells (2 * pairs, row) flattened pair by pair, column by column."""
     return cells.view(-1, 2, cells.shape[1]).transpose(1, 2).reshape(-1)
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Check that the special tokens have the ids that the layout assumes.
+
+    `tokenizer` may be None (skip_tokenizer_init). Raises VisionConfigError naming the token.
+    """
+    if tokenizer is None:
+        return
+    for name, expected in TOKENS.items():
+        found = tokenizer.convert_tokens_to_ids(name)
+        if found != expected:
+            raise VisionConfigError(f"the tokenizer maps {name!r} to {found}, not to {expected}")

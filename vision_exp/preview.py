@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageDraw, UnidentifiedImageError
 
 from vision_exp.config import VisionConfig
-from vision_exp.image import ImagePatches, image_to_patches
+from vision_exp.image.transform import ImagePatches, image_to_patches
 from vision_exp.layout import GROUP, block_length, build_block, leading_pads
 
 #: The released checkpoint's values; `--config` reads another checkpoint's.

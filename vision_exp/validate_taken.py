@@ -51,7 +51,7 @@ def expected_tokens() -> Callable[[int, int], int] | None:
         from types import SimpleNamespace
 
         from vision_exp.config import VisionConfig
-        from vision_exp.image import llm_grid_of, vit_grid_for
+        from vision_exp.image.transform import llm_grid_of, vit_grid_for
         from vision_exp.layout import core_length
     except ImportError:
         return None

@@ -8,12 +8,12 @@ import json
 import os
 import sys
 
-from anchors.doctor import drafting, log, manifest, surroundings, tower_memory
+from anchors.cli.report import PREFIX, Report
+from anchors.doctor import drafting, environment, log, manifest, tower_memory
 from anchors.engine import caches
-from anchors.engine.errors import DONE, NO, USAGE, HotfixError
-from anchors.engine.judging import DONE_STATES, Options, answering, as_report, judge
-from anchors.engine.report import PREFIX, Report
+from anchors.engine.assess import DONE_STATES, Options, answering, as_report, judge
 from anchors.engine.target import Target
+from anchors.errors import DONE, NO, USAGE, HotfixError
 
 _B12X = "VLLM_USE_B12X_MHC"
 _EPS = "VISION_EXP_RMS_NORM_EPS"
@@ -53,19 +53,18 @@ def _facts(target: Target, result: Report) -> list[tuple[str, str]]:
     facts = [
         ("interpreter", f"{sys.executable} ({sys.version.split()[0]})"),
         ("vLLM", f"{target.version or 'unknown version'} at {target.root}"),
-        ("installed", surroundings.installed_by(target.root)),
+        ("installed", environment.installed_by(target.root)),
         ("caches", _caches(result["state"])),
         ("draft tokens", _draft(target)),
         ("rms_norm_eps", _eps(target)),
     ]
-    swa = _bytes(target, surroundings.SWA)
-    found = surroundings.gpus()
+    swa = _bytes(target, environment.SWA)
+    found = environment.gpus()
     facts += [
-        ("visibility", f"{gpu.name}: {surroundings.attention(gpu.capability, swa)}")
-        for gpu in found
+        ("visibility", f"{gpu.name}: {environment.attention(gpu.capability, swa)}") for gpu in found
     ]
     if not found:
-        facts.append(("visibility", f"no GPU seen; {surroundings.attention('', swa)}"))
+        facts.append(("visibility", f"no GPU seen; {environment.attention('', swa)}"))
     sizes = ", ".join(f"{tower_memory.gibibytes(n):.2f} at {n}" for n in (1, 2, 4, 8))
     facts.append(("tower", f"GiB per rank by tensor-parallel size: {sizes} (data mode: as at 1)"))
     return facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from anchors.engine.errors import USAGE, HotfixError
+from anchors.errors import USAGE, HotfixError
 
 Manifest = dict[str, Any]
 

@@ -9,16 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from anchors.cli import report
+from anchors.cli.report import Report
+from anchors.digests import TOOL_ROOT, sha256, tool_digest
 from anchors.drift import explain, pages, trees
 from anchors.drift.trees import Cache, Tree
 from anchors.drift.verdict import APPLIES, DRIFTED, RUN_TIME, SUPERSEDED, Finding, Judged, judge
-from anchors.engine import report, requirements
-from anchors.engine.digests import TOOL_ROOT, sha256, tool_digest
-from anchors.engine.errors import DONE, NO, HotfixError, environment
-from anchors.engine.report import Report
+from anchors.engine import requirements
 from anchors.engine.requirements import Requirement
-from anchors.engine.wheels import WheelError
+from anchors.errors import DONE, NO, HotfixError, environment
 from anchors.kit.anchor import Anchor
+from anchors.releases.wheels import WheelError
 from anchors.sites import all_anchors
 
 VERIFIED = Path(TOOL_ROOT) / "anchors" / "verified.json"

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from anchors.engine import native, wheels
-from anchors.engine.digests import sha256
+from anchors.digests import sha256
+from anchors.engine import native
 from anchors.engine.requirements import Requirement, files
+from anchors.releases import wheels
 
 FIRST = (0, 22, 0)
 _VERSION = re.compile(r"\d+(\.\d+)+")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from anchors.drift.trees import Tree
 from anchors.engine import fences, native
-from anchors.engine.errors import HotfixError
 from anchors.engine.locate import locate
 from anchors.engine.plan import may_be_absent
 from anchors.engine.requirements import Requirement, missing
+from anchors.errors import HotfixError
 from anchors.kit.anchor import Anchor, Drift, NotApplicable
 
 APPLIES = "applies"

@@ -6,7 +6,7 @@ import glob
 import os
 import sys
 
-from anchors.engine.errors import environment
+from anchors.errors import environment
 
 _MODELINFOS = "vllm-models-deepseek_v4-*.json"
 _SIGN = b"deepseek_v4"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from anchors.engine import digests
+from anchors import digests
 
 # Not from typing, whose import would take a tenth of the time that a second run may take.
 TYPE_CHECKING = False

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from anchors import __version__
-from anchors.engine.digests import sha256
+from anchors.digests import sha256
 
 _FENCE = re.compile(rb"[ \t]*# (>>>|<<<) vision-exp:([a-z0-9-]+)[ \t]*\r?\n?")
 _HEADER = re.compile(r"\s*# Added by vision-exp ([0-9.]+) \(body ([0-9a-f]{12})\)")

@@ -14,9 +14,9 @@ import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 
-from anchors.engine import bundled
-from anchors.engine.digests import TOOL_ROOT, sha256
-from anchors.engine.errors import HotfixError, environment, refused
+from anchors import bundled
+from anchors.digests import TOOL_ROOT, sha256
+from anchors.errors import HotfixError, environment, refused
 from anchors.kit.anchor import Anchor, Drift, Match, NotApplicable
 
 Outcome = Match | Drift | NotApplicable

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from anchors import __version__
-from anchors.engine.digests import (
+from anchors.digests import (
     TOOL_ROOT,
     manifest_digest,
     read_package,
     staged_digest,
     writable_by_others,
 )
-from anchors.engine.errors import environment, refused
-from anchors.engine.transaction import FileChange, TreeChange
+from anchors.errors import environment, refused
 from anchors.sites import all_anchors
+from anchors.writing.transaction import FileChange, TreeChange
 
 Manifest = dict[str, Any]
 DEFAULT_ROOT = "/opt/dspark-patches"

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from anchors import __version__
+from anchors.digests import sha256
 from anchors.engine import fences, native
-from anchors.engine.digests import sha256
-from anchors.engine.errors import refused
 from anchors.engine.fences import Block, Split
 from anchors.engine.locate import Located, Source, locate, read
 from anchors.engine.target import Target
+from anchors.errors import refused
 from anchors.kit.anchor import Anchor, Drift, Match, NotApplicable, Values
 
 _ROOT = re.compile(r'^\s*root=(".*"),$', re.MULTILINE)

@@ -7,9 +7,9 @@ import os
 from typing import Any
 
 from anchors import __version__
-from anchors.engine.digests import tool_digest
-from anchors.engine.errors import refused
-from anchors.engine.journal import STATE_FOLDER
+from anchors.digests import tool_digest
+from anchors.errors import refused
+from anchors.writing.journal import STATE_FOLDER
 
 SCHEMA = 1
 Receipt = dict[str, Any]

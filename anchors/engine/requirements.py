@@ -23,6 +23,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from anchors.digests import package_files
+
 Read = Callable[[str], "bytes | None"]
 
 _FORM = re.compile(r"(\??)vllm((?:\.\w+)*):(\w+)(?:\.(\w+))?(?:\(([\w, *]*)\))?")
@@ -91,7 +93,7 @@ def parse(text: str, used_by: str) -> Requirement:
 def collect(overlay: str) -> tuple[Requirement, ...]:
     """All entries of the package folder `overlay`, by module. Raises BadRequirement."""
     found: list[Requirement] = []
-    for file in sorted(os.listdir(overlay)):
+    for file in package_files(overlay):
         if not file.endswith(".py"):
             continue
         with open(os.path.join(overlay, file), encoding="utf-8") as source:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-from anchors.engine.errors import environment
+from anchors.errors import environment
 
 ENVIRONMENT_NAMES = ("VLLM_PACKAGE_ROOT", "VLLM_PACKAGE_DIR")
 _HINT = "name the package folder: python3 hotfix.py --root /path/to/site-packages/vllm status"

@@ -98,6 +98,6 @@ def test_no_source_of_vllm_is_committed() -> None:
 
 
 def test_table_of_the_readme_is_in_step() -> None:
-    command = [sys.executable, "-m", "anchors.engine.readme", "--check"]
+    command = [sys.executable, "-m", "anchors.drift.readme", "--check"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,7 +17,7 @@ if __name__ == "__main__":
 import pytest
 
 from anchors.engine import fences
-from anchors.engine.judge import judge
+from anchors.engine.cases import judge
 from anchors.sites import all_anchors
 
 INVENTORY = Path(__file__).parent / "inventory.json"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import hotfix_rig
 import pytest
+from bad_environments import without_privilege
 from hotfix_rig import Answer, Rig, contents, identity
-from surroundings import without_privilege
 
 MODEL = "models/deepseek_v4/nvidia/model.py"
 ENTRY = "vllm-models-deepseek_v4-DeepseekV4ForCausalLM.json"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import hotfix_rig
 import pytest
+from bad_environments import check_refusal
 from hotfix_rig import REPO, Answer, Rig, identity
-from surroundings import check_refusal
 
 from anchors.sites import all_anchors
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import hotfix_rig
 import pytest
 import sources
+from bad_environments import CONFIG, check_refusal, without_privilege
 from hotfix_rig import Rig, contents, identity
-from surroundings import CONFIG, check_refusal, without_privilege
 
 
 def test_overlay_root_is_made(rig: Rig) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hotfix_rig import Answer, Rig, contents
 
 from anchors.engine import overlay
-from anchors.engine.effects import Effects
+from anchors.writing.effects import Effects
 
 RELEASE = "0.25.0"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import hotfix_rig
 import pytest
 import sources
+from bad_environments import CONFIG, MODEL, MTP
 from hotfix_rig import Answer, Rig, contents
 from states import STATE, check_refused, state
-from surroundings import CONFIG, MODEL, MTP
 
-from anchors.engine.effects import Effects
+from anchors.writing.effects import Effects
 
 
 def test_pristine_and_applied(rig: Rig) -> None:

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from bad_environments import CONFIG, MODEL, MTP, check_refusal
 from hotfix_rig import Rig, identity
-from surroundings import CONFIG, MODEL, MTP, check_refusal
 
 BAD = "drifted"
 BAD_CONTENT = {

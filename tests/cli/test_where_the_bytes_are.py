@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hotfix_rig import Rig, contents, identity
-from surroundings import (
+from bad_environments import (
     CONFIG,
     MODEL,
     MTP,
@@ -17,6 +16,7 @@ from surroundings import (
     needs_root,
     without_privilege,
 )
+from hotfix_rig import Rig, contents, identity
 
 TOO_MUCH = {
     "brackets": "(" * 3000 + "1" + ")" * 3000,

@@ -11,8 +11,8 @@ from pathlib import Path
 import hotfix_rig
 import pytest
 import sources
+from bad_environments import MODEL, check_refusal
 from hotfix_rig import Answer, Rig, contents, identity
-from surroundings import MODEL, check_refusal
 
 
 def without_a_root(tmp_path: Path, *path: Path, **extra: str) -> Answer:

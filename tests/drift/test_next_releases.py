@@ -175,7 +175,7 @@ CASES = (
         "renderer method removed",
         {RENDERER: sub(r"async def render_messages_async\(", "async def render_async(")},
         ("run-time",),
-        ("DeepseekV4Renderer has no render_messages_async", "messages.py needs"),
+        ("DeepseekV4Renderer has no render_messages_async", "chat/hooks.py needs"),
     ),
     Next(
         "processing API split up",
@@ -210,7 +210,7 @@ CASES = (
         "output field removed",
         {"v1/core/sched/output.py": sub(r"\n    finished_req_ids:", "\n    finished:")},
         ("run-time",),
-        ("SchedulerOutput has no finished_req_ids", "step.py needs"),
+        ("SchedulerOutput has no finished_req_ids", "engine/step.py needs"),
     ),
     # Native support.
     Next("native with a renamed tower", {PACKAGE: append("\n")}, base=NATIVE, native=True),

@@ -20,7 +20,7 @@ from .conftest import REPO
 OVERLAY = REPO / "vision_exp"
 OWN = {
     node.name
-    for path in OVERLAY.glob("*.py")
+    for path in OVERLAY.rglob("*.py")
     for node in ast.parse(path.read_text(encoding="utf-8")).body
     if isinstance(node, ast.ClassDef)
 }
@@ -71,10 +71,10 @@ def unstated(source: str, names: list[Name]) -> Iterator[str]:
 
 
 def called(node: ast.Call) -> str:
-    """`f` of `lazy.f(...)`; other calls give ""."""
+    """`f` of `patching.f(...)`; other calls give ""."""
     function = node.func
-    lazy = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "lazy"
-    return function.attr if lazy and isinstance(function, ast.Attribute) else ""
+    ours = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "patching"
+    return function.attr if ours and isinstance(function, ast.Attribute) else ""
 
 
 def literal(node: ast.expr, constants: dict[str, object]) -> str:
@@ -105,24 +105,28 @@ def wrapped(node: ast.expr, tree: ast.Module) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("path", sorted(OVERLAY.glob("*.py")), ids=lambda path: path.name)
-def test_every_wrapped_or_imported_name_is_stated(path: Path) -> None:
-    assert list(unstated(path.read_text(encoding="utf-8"), stated(path.name))) == []
+FILES = sorted(str(path.relative_to(OVERLAY)) for path in OVERLAY.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_wrapped_or_imported_name_is_stated(file: str) -> None:
+    source = (OVERLAY / file).read_text(encoding="utf-8")
+    assert list(unstated(source, stated(file))) == []
 
 
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ('lazy.when_imported("vllm.b", f)', "waits for vllm.b"),
-        ('X = "vllm.b"\nlazy.when_imported(X, f)', "waits for vllm.b"),
-        ('lazy.wrap(module.C, "run", f)', "wraps C.run"),
-        ('lazy.wrap(namespace["C"], "run", f)', "wraps C.run"),
-        ('c = module.C\nlazy.wrap(c, "run", f)', "wraps C.run"),
-        ('def g(module):\n lazy.wrap(module, "run", f)', "wraps run"),
+        ('patching.when_imported("vllm.b", f)', "waits for vllm.b"),
+        ('X = "vllm.b"\npatching.when_imported(X, f)', "waits for vllm.b"),
+        ('patching.wrap(module.C, "run", f)', "wraps C.run"),
+        ('patching.wrap(namespace["C"], "run", f)', "wraps C.run"),
+        ('c = module.C\npatching.wrap(c, "run", f)', "wraps C.run"),
+        ('def g(module):\n patching.wrap(module, "run", f)', "wraps run"),
         ("def g():\n from vllm.a import C", "imports vllm.a.C"),
         ("from vllm import a", ""),
         ("import vllm.b as b", "imports vllm.b"),
-        ('lazy.when_imported("vllm.a", f)\nlazy.wrap(module.D, "go", f)', ""),
+        ('patching.when_imported("vllm.a", f)\npatching.wrap(module.D, "go", f)', ""),
         ("from vllm.a import thing\nfrom vllm import thing", ""),
     ],
 )

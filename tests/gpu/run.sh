@@ -162,9 +162,9 @@ setup() {
     cp -al "$stock" "$patched"
     patch
     if [ -z "${CHECKPOINTS:-}" ]; then
-        python3 "$here/tiny_checkpoint.py" "$vision" --vision-layers 32 &
+        python3 "$here/checkpoint/tiny_checkpoint.py" "$vision" --vision-layers 32 &
         local writing=$!
-        python3 "$here/tiny_checkpoint.py" "$text" --text-only
+        python3 "$here/checkpoint/tiny_checkpoint.py" "$text" --text-only
         wait "$writing"
     fi
     du -sh "$vision" "$text"
@@ -179,15 +179,15 @@ patch() {
 }
 
 warm() {
-    job warm 400 "$stock" nice -n 10 python3 "$here/warm_kernels.py" --jobs 14
-    job warm-patched 400 "$patched" nice -n 10 python3 "$here/warm_kernels.py" --jobs 6 \
+    job warm 400 "$stock" nice -n 10 python3 "$here/jobs/warm_kernels.py" --jobs 14
+    job warm-patched 400 "$patched" nice -n 10 python3 "$here/jobs/warm_kernels.py" --jobs 6 \
         --only fp8,einsum
     wait
     grep -h '^\[warm\]' "$logs"/warm*.log
 }
 
 reference_job() {
-    job reference "$1" "$patched" python3 "$here/checks_reference.py" "$vision" \
+    job reference "$1" "$patched" python3 "$here/jobs/checks_reference.py" "$vision" \
         "$rows/reference.json"
 }
 
@@ -200,7 +200,7 @@ first() {
 }
 
 stock_fails() {
-    job stock-fails "$1" "$stock" python3 "$here/checks_server.py" stock "$vision" \
+    job stock-fails "$1" "$stock" python3 "$here/jobs/checks_server.py" stock "$vision" \
         "$rows/stock_fails.json" "$logs/stock-serve.log"
 }
 
@@ -209,62 +209,62 @@ text_dumps() {
     local name
     rm -f "$rows/text.json" "$WORK"/{stock,again,third,patched,vision}.pt
     for name in stock again third; do
-        job "text-$name" "$1" "$stock" python3 "$here/dump_text.py" "$text" "$WORK/$name.pt"
+        job "text-$name" "$1" "$stock" python3 "$here/jobs/dump_text.py" "$text" "$WORK/$name.pt"
     done
-    job text-patched "$1" "$patched" python3 "$here/dump_text.py" "$text" "$WORK/patched.pt"
-    job text-vision "$1" "$patched" python3 "$here/dump_text.py" "$vision" "$WORK/vision.pt"
+    job text-patched "$1" "$patched" python3 "$here/jobs/dump_text.py" "$text" "$WORK/patched.pt"
+    job text-vision "$1" "$patched" python3 "$here/jobs/dump_text.py" "$vision" "$WORK/vision.pt"
 }
 
 text_compare() {
-    judge compare-text "$stock" python3 "$here/compare_text.py" "$rows/text.json" "$WORK/patched.pt" \
+    judge compare-text "$stock" python3 "$here/jobs/compare_text.py" "$rows/text.json" "$WORK/patched.pt" \
         "$WORK/vision.pt" "$WORK"/{stock,again,third}.pt
 }
 
 # draft_jobs SECONDS: with drafting and without; draft_compare judges.
 draft_jobs() {
     rm -f "$WORK"/draft{,-plain}.json
-    job draft-plain "$1" "$patched" python3 "$here/checks_draft.py" plain "$vision" \
+    job draft-plain "$1" "$patched" python3 "$here/jobs/checks_draft.py" plain "$vision" \
         "$WORK/draft-plain.json"
-    job draft "$1" "$patched" python3 "$here/checks_draft.py" draft "$vision" \
+    job draft "$1" "$patched" python3 "$here/jobs/checks_draft.py" draft "$vision" \
         "$WORK/draft.json" "$rows/draft.json"
 }
 
 draft_compare() {
-    judge compare-draft "$patched" python3 "$here/checks_draft.py" compare "$WORK/draft-plain.json" \
+    judge compare-draft "$patched" python3 "$here/jobs/checks_draft.py" compare "$WORK/draft-plain.json" \
         "$WORK/draft.json" "$rows/draft.json"
 }
 
 visibility_job() {
-    job visibility "$1" "$patched" python3 "$here/visibility_check.py" "$vision" \
+    job visibility "$1" "$patched" python3 "$here/jobs/checks_visibility.py" "$vision" \
         "$rows/visibility.json"
 }
 
 noise_job() {
-    job noise "$1" "$patched" python3 "$here/checks_noise.py" "$vision" "$rows/noise.json"
+    job noise "$1" "$patched" python3 "$here/jobs/checks_noise.py" "$vision" "$rows/noise.json"
 }
 
 second() {
     rm -f "$rows"/{eps,graphs}.json "$WORK"/{forced,kept}.pt "$WORK/graphs.json"
-    job reuse 580 "$patched" python3 "$here/checks_reuse.py" "$vision" "$rows/reuse.json" \
+    job reuse 580 "$patched" python3 "$here/jobs/checks_reuse.py" "$vision" "$rows/reuse.json" \
         "$WORK/graphs.json"
     visibility_job 500
     noise_job 500
-    job memory 500 "$patched" python3 "$here/checks_memory.py" "$vision" "$rows/memory.json"
+    job memory 500 "$patched" python3 "$here/jobs/checks_memory.py" "$vision" "$rows/memory.json"
     draft_jobs 500
-    job eps-forced 500 "$patched" python3 "$here/checks_eps.py" dump "$vision" "$WORK/forced.pt"
+    job eps-forced 500 "$patched" python3 "$here/jobs/checks_eps.py" dump "$vision" "$WORK/forced.pt"
     VISION_EXP_RMS_NORM_EPS=keep job eps-kept 500 "$patched" \
-        python3 "$here/checks_eps.py" dump "$vision" "$WORK/kept.pt"
+        python3 "$here/jobs/checks_eps.py" dump "$vision" "$WORK/kept.pt"
     wait
     draft_compare
-    judge compare-graphs "$patched" python3 "$here/checks_graphs.py" "$WORK/draft-plain.json" \
+    judge compare-graphs "$patched" python3 "$here/jobs/checks_graphs.py" "$WORK/draft-plain.json" \
         "$WORK/graphs.json" "$rows/graphs.json"
-    judge compare-eps "$patched" python3 "$here/checks_eps.py" compare "$rows/eps.json" \
+    judge compare-eps "$patched" python3 "$here/jobs/checks_eps.py" compare "$rows/eps.json" \
         "$WORK/forced.pt" "$WORK/kept.pt"
 }
 
 kernels() {
-    job sm100 300 "$patched" python3 "$here/visibility_sm100_pass.py" "$rows/sm100.json"
-    job routing 300 "$patched" python3 "$here/routing_check.py" --batches 2000 \
+    job sm100 300 "$patched" python3 "$here/jobs/checks_sm100.py" "$rows/sm100.json"
+    job routing 300 "$patched" python3 "$here/jobs/checks_routing.py" --batches 2000 \
         --out "$OUT/routing.json"
     wait
     tail -n 25 "$logs/routing.log"
@@ -272,7 +272,7 @@ kernels() {
 
 # server_job SECONDS: its own vllm serve, on CHECKS_PORT.
 server_job() {
-    job server "$1" "$patched" python3 "$here/checks_server.py" patched "$vision" \
+    job server "$1" "$patched" python3 "$here/jobs/checks_server.py" patched "$vision" \
         "$rows/server.json" "$logs/serve.log"
 }
 
@@ -354,7 +354,7 @@ table() {
 # rows_of REPORT...: the table; a failed row or a missing report fails the run.
 rows_of() {
     fresh table
-    python3 "$here/table.py" "$rows" "$@" || failed table "rows failed or missing"
+    python3 "$here/lib/table.py" "$rows" "$@" || failed table "rows failed or missing"
 }
 
 # Without the driver's own cache: large, and quick to make again.

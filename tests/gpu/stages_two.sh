@@ -9,7 +9,7 @@ two_jobs() {
     rm -f "$rows/two.json"
     shift
     for mode in "$@"; do
-        job "two-$mode" "$limit" "$patched" python3 "$here/checks_two.py" run "$mode" "$vision" \
+        job "two-$mode" "$limit" "$patched" python3 "$here/jobs/checks_two.py" run "$mode" "$vision" \
             "$WORK/two-$mode.pt"
     done
 }
@@ -19,7 +19,7 @@ two_jobs() {
 two_soak() {
     local until=$((SECONDS + $1 - 200))
     rm -f "$WORK/soak-ready"
-    CHECKS_PORT=8130 job two-soak "$1" "$patched" python3 "$here/checks_two_serve.py" soak \
+    CHECKS_PORT=8130 job two-soak "$1" "$patched" python3 "$here/jobs/checks_two_serve.py" soak \
         "$vision" "$rows/two_soak.json" "$logs/two-soak-serve.log" "$WORK/soak-ready"
     while [ ! -e "$WORK/soak-ready" ] && [ "$SECONDS" -lt "$until" ] && [ -n "$(jobs -rp)" ]; do
         sleep 1
@@ -36,7 +36,7 @@ two_differ() {
     cp -al "$stock/." "$WORK/other"
     PYTHONPATH=$site VLLM_CACHE_ROOT=$home/vllm-other python3 "$tool/hotfix.py" \
         --root "$WORK/other/vllm" --overlay-root "$WORK/other-overlay" apply >"$logs/other.log" 2>&1
-    job two-differ "$1" "$patched" python3 "$here/checks_two_serve.py" differ "$vision" \
+    job two-differ "$1" "$patched" python3 "$here/jobs/checks_two_serve.py" differ "$vision" \
         "$rows/two_differ.json" "$logs" "$WORK/other" "$WORK/other-overlay"
 }
 
@@ -48,7 +48,7 @@ differ() {
 }
 
 two_compare() {
-    judge compare-two "$patched" python3 "$here/checks_two.py" compare "$rows/two.json" "$WORK" "$logs"
+    judge compare-two "$patched" python3 "$here/jobs/checks_two.py" compare "$rows/two.json" "$WORK" "$logs"
 }
 
 two() {
@@ -82,7 +82,7 @@ session() {
         export CUDA_VISIBLE_DEVICES=0
         server_job 240
         reference_job 240
-        job memory 240 "$patched" python3 "$here/checks_memory.py" "$vision" "$rows/memory.json"
+        job memory 240 "$patched" python3 "$here/jobs/checks_memory.py" "$vision" "$rows/memory.json"
         wait
     ) &
     local company=$!

@@ -268,5 +268,5 @@ def test_importing_the_package_and_the_entry_point_stays_cheap(tmp_path: Path) -
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    expected = ["vision_exp", "vision_exp.config", "vision_exp.install", "vision_exp.lazy"]
+    expected = ["vision_exp", "vision_exp.config", "vision_exp.install", "vision_exp.patching"]
     assert done.stdout.strip() == str(expected)

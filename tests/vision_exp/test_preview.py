@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vision_exp import preview
-from vision_exp.image import image_to_patches
+from vision_exp.image.transform import image_to_patches
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,0 +1,1 @@
+"""Which releases of vLLM there are, and their wheels and trees."""

@@ -1,0 +1,1 @@
+"""All-or-nothing writing; knows nothing of anchors."""

@@ -1,0 +1,232 @@
+"""VerifiedPlan -> commit: all new, or all old again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from anchors.digests import manifest_digest, read_package, sha256
+from anchors.engine.fast import interrupted
+from anchors.errors import BROKEN, ROLLED_BACK, HotfixError, unexpected
+from anchors.writing import journal as journals
+from anchors.writing.effects import Effects
+from anchors.writing.journal import STATE_FOLDER, FileEntry, Journal, TreeEntry
+
+_CAUSES = {
+    errno.ENOSPC: "no space left on the disk",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EBUSY: "it is a mount point",
+    errno.EXDEV: "it is on another file system than its folder",
+}
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A file to write (`after` None: to remove); `before` is what it holds (None: nothing)."""
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+
+
+@dataclass(frozen=True)
+class TreeChange:
+    """A folder to put in place as a whole (`files` None: to take away)."""
+
+    final: str
+    files: dict[str, bytes] | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything one run writes, in order: files, trees, caches to remove, records last."""
+
+    root: str
+    files: tuple[FileChange, ...]
+    trees: tuple[TreeChange, ...] = ()
+    caches: tuple[str, ...] = ()
+    records: tuple[FileChange, ...] = ()
+    folders: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
+
+
+def commit(job: Job, effects: Effects) -> None:
+    """Does the whole job. The lock must be held.
+
+    Raises HotfixError: rolled back (4), rollback failed (5), interrupted and rolled back (130).
+    """
+    plan = _plan(job)
+    touched: set[str] = set()
+    try:
+        _prepare(job, plan, effects)
+        _write(job, plan, effects, touched)
+        for path in job.caches:
+            (effects.remove_tree if os.path.isdir(path) else effects.remove)(path)
+        for change, entry in zip(job.records, plan.files[len(job.files) :], strict=True):
+            _put(change, entry, effects, touched)
+        _read_back(job)
+        journals.save(journals.committed(plan), job.root, effects)
+    except BaseException as error:
+        undone = journals.roll_back(plan, job.root, effects, touched=frozenset(touched))
+        if undone.left and isinstance(error, Exception):
+            raise explained(error, job.root, undone.left) from error
+        raise
+    journals.finish(plan, job.root, effects)
+
+
+@contextmanager
+def signals_held(effects: Effects) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP set a flag that the next step raises, so no step is torn."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        effects.interrupted = signal.Signals(number).name
+
+    former = {
+        number: signal.signal(number, note)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _plan(job: Job) -> Journal:
+    run = os.urandom(4).hex()
+    undo = os.path.join(job.root, STATE_FOLDER, "undo")
+    files = []
+    for number, change in enumerate((*job.files, *job.records)):
+        folder, name = os.path.split(change.path)
+        status = os.stat(change.path) if change.before is not None else None
+        files.append(
+            FileEntry(
+                path=change.path,
+                before=None if change.before is None else sha256(change.before),
+                after=None if change.after is None else sha256(change.after),
+                undo=None if change.before is None else os.path.join(undo, str(number)),
+                temp=os.path.join(folder, f".{name}.vision-exp-{run}"),
+                mode=stat.S_IMODE(status.st_mode) if status else 0o644,
+                uid=status.st_uid if status else os.geteuid(),
+                gid=status.st_gid if status else os.getegid(),
+            )
+        )
+    trees = tuple(
+        TreeEntry(
+            final=tree.final,
+            new=os.path.join(_beside(tree), f"{os.path.basename(tree.final)}.new-{run}"),
+            old=os.path.join(_beside(tree), f"{os.path.basename(tree.final)}.old-{run}"),
+            had=os.path.isdir(tree.final),
+            remove=tree.files is None,
+        )
+        for tree in job.trees
+    )
+    beside = tuple(dict.fromkeys(_beside(tree) for tree in job.trees))
+    folders = (*job.folders, *beside)
+    return Journal(journals.WRITING, tuple(files), trees, folders, (*beside, *job.empty))
+
+
+def _beside(tree: TreeChange) -> str:
+    """Where a tree waits before it is put in place, and after it was replaced."""
+    return os.path.join(os.path.dirname(tree.final), STATE_FOLDER)
+
+
+def _prepare(job: Job, plan: Journal, effects: Effects) -> None:
+    """Old bytes and the journal first, then all new bytes beside their places."""
+    undo = os.path.join(job.root, STATE_FOLDER, "undo")
+    effects.remove_tree(undo)
+    effects.make_folder(undo, 0o700)
+    changes = (*job.files, *job.records)
+    for change, entry in zip(changes, plan.files, strict=True):
+        if entry.undo and change.before is not None:
+            effects.write(entry.undo, change.before, 0o600)
+    effects.sync_folder(undo)
+    journals.save(plan, job.root, effects)
+    for folder in plan.folders:
+        if not os.path.isdir(folder):
+            effects.make_folder(folder)
+    for change, entry in zip(changes, plan.files, strict=True):
+        if change.after is not None:
+            effects.write(entry.temp, change.after, entry.mode, (entry.uid, entry.gid))
+    for tree, place in zip(job.trees, plan.trees, strict=True):
+        if tree.files is not None:
+            _fill(place.new, tree.files, effects)
+
+
+def _fill(folder: str, files: dict[str, bytes], effects: Effects) -> None:
+    effects.make_folder(folder)
+    for path, data in sorted(files.items()):
+        place = folder
+        for part in path.split("/")[:-1]:
+            place = os.path.join(place, part)
+            if not os.path.isdir(place):
+                effects.make_folder(place)
+        effects.write(os.path.join(folder, path), data)
+
+
+def _write(job: Job, plan: Journal, effects: Effects, touched: set[str]) -> None:
+    for change, entry in zip(job.files, plan.files, strict=False):
+        _put(change, entry, effects, touched)
+    for place in plan.trees:
+        if place.had:
+            effects.rename(place.final, place.old)
+        if not place.remove:
+            effects.rename(place.new, place.final)
+
+
+def _put(change: FileChange, entry: FileEntry, effects: Effects, touched: set[str]) -> None:
+    touched.add(entry.path)
+    if change.after is None:
+        effects.remove(entry.path)
+        effects.sync_folder(os.path.dirname(entry.path))
+    else:
+        effects.rename(entry.temp, entry.path)
+
+
+def _read_back(job: Job) -> None:
+    for change in (*job.files, *job.records):
+        with_bytes = None
+        if os.path.exists(change.path):
+            with open(change.path, "rb") as file:
+                with_bytes = file.read()
+        if with_bytes != change.after:
+            raise OSError(errno.EIO, "reads back differently from what was written", change.path)
+    for tree in job.trees:
+        staged = read_package(tree.final) if os.path.isdir(tree.final) else None
+        if (staged is None) != (tree.files is None) or (
+            tree.files is not None and manifest_digest(staged or {}) != manifest_digest(tree.files)
+        ):
+            raise OSError(errno.EIO, "reads back differently from what was written", tree.final)
+
+
+def explained(error: Exception, root: str, left: tuple[str, ...] = ()) -> HotfixError:
+    """What a person is told when a run failed while writing and was rolled back (exit 4).
+
+    `left` is what could not be cleared away. A fault of our own while rolling back is exit 5.
+    """
+    if isinstance(error, HotfixError):
+        error.context = (*error.context, *left)
+        return error
+    undone = "Rolled back; this vLLM is as it was."
+    if left:
+        undone += " What could not be cleared away goes with the next run."
+    if not isinstance(error, OSError):
+        if interrupted(root) and not left:
+            undone = "Not rolled back yet: do not start this vLLM, run this again first."
+            return unexpected(error, undone, exit_code=BROKEN)
+        return unexpected(error, undone, exit_code=ROLLED_BACK)
+    cause = _CAUSES.get(error.errno or 0, error.strerror or str(error))
+    return HotfixError(
+        "write-failed",
+        f"cannot write {error.filename or 'a file'}: {cause}. {undone}",
+        exit_code=ROLLED_BACK,
+        context=(repr(error), *left),
+        hint="remove the cause, then: python3 hotfix.py apply",
+    )

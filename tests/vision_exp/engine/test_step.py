@@ -1,0 +1,85 @@
+"""Which steps have image rows, against a walk over every scheduled position."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vision_exp.engine import step
+
+
+@st.composite
+def placeholders(draw):
+    """Image blocks of one prompt in order, as (offset, length), at least 6 tokens each."""
+    blocks, at = [], 0
+    for gap, length in draw(st.lists(st.tuples(st.integers(0, 9), st.integers(6, 30)), max_size=3)):
+        blocks.append((at + gap, length))
+        at += gap + length
+    return blocks
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("abc"),
+        st.tuples(placeholders(), st.integers(0, 90), st.integers(1, 40), st.booleans()),
+    )
+)
+def test_every_position_decides(requests):
+    seen: step.Placeholders = {}
+    new = [
+        SimpleNamespace(req_id=name, num_computed_tokens=start, mm_features=_features(blocks))
+        for name, (blocks, start, _, _) in requests.items()
+    ]
+    first = _output(new=new, counts={name: entry[2] for name, entry in requests.items()})
+    target, draft = step.observe(seen, first)
+    image = {
+        name: {p for offset, length in blocks for p in range(offset, offset + length)}
+        for name, (blocks, *_) in requests.items()
+    }
+    rows = {name: range(start, start + count) for name, (_, start, count, _) in requests.items()}
+    successors = {name: range(r.start, r.stop + 1) for name, r in rows.items()}
+    assert target.has_image_rows == any(image[name] & set(rows[name]) for name in requests)
+    assert draft.has_image_rows == any(image[name] & set(successors[name]) for name in requests)
+    for name, (blocks, *_) in requests.items():
+        spans = target.spans.get(name, ())
+        assert [span.end for span in spans] == [o + n - 1 for o, n in blocks]
+        assert all(span.start % 4 == 3 for span in spans)
+        assert all(0 <= span.start - o <= 3 for span, (o, _) in zip(spans, blocks, strict=True))
+
+    # The next step: some go on, the others end; what the requests are is remembered.
+    ended = {name for name, entry in requests.items() if entry[3]}
+    going = {name: rows[name].stop for name in requests if name not in ended}
+    second = _output(cached=going, counts=dict.fromkeys(going, 7), finished=ended)
+    target, _ = step.observe(seen, second)
+    assert target.has_image_rows == any(
+        image[name] & set(range(start, start + 7)) for name, start in going.items()
+    )
+    assert not ended & seen.keys()
+
+
+def _features(blocks):
+    return [
+        SimpleNamespace(mm_position=SimpleNamespace(offset=offset, length=length))
+        for offset, length in blocks
+    ]
+
+
+def _output(new=(), cached=None, counts=None, finished=frozenset()):
+    cached = cached or {}
+    return SimpleNamespace(
+        finished_req_ids=finished,
+        scheduled_new_reqs=new,
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=list(cached), num_computed_tokens=list(cached.values())
+        ),
+        num_scheduled_tokens=counts or {},
+    )
+
+
+def test_current_is_empty_outside_steps():
+    before = step.set_current(step.StepImages(True))
+    assert before == step.NO_IMAGES
+    assert step.set_current(before) == step.StepImages(True)
+    assert step.current() == step.NO_IMAGES

@@ -1,0 +1,133 @@
+"""The overlay in every vLLM release that it serves, patched by hotfix.py: one child for each.
+
+The child (in_vllm/child_overlay.py) runs many named checks on vLLM's own registry, processor and
+model class, and records what a text-only checkpoint is there. A second child records the same in
+the stock tree.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm_rig
+
+TESTS = Path(__file__).parents[1]
+CHECK_MODULES = (
+    "checks_config",
+    "checks_model",
+    "checks_images",
+    "checks_processor",
+    "two_ranks",
+)
+
+# Functions that a process wraps once it has seen a Vision-Exp config. Each asks its instance
+# first; nothing on a text-only model's path is among them but what `routing_wiring` says.
+WRAPPED = {
+    "DeepseekV4ForCausalLM": {"__init__"},
+    "DeepseekV4MoE": {"__init__", "forward"},
+    "DeepSeekV4MTP": {"embed_input_ids"},
+}
+
+# Functions whose source the anchors edit: the drafts' loaders take one more name.
+EDITED = {
+    "DeepSeekV4MTP": {"load_weights"},
+    "DSparkDeepseekV4ForCausalLM": {"load_weights"},
+}
+
+by_release = pytest.mark.parametrize("release", vllm_rig.BY_RELEASE)
+
+
+@functools.cache
+def outcome(release: str) -> dict[str, Any]:
+    """What both children of a release found. Cached: all tests of a release share one process."""
+    with tempfile.TemporaryDirectory(prefix="vision-exp-release-") as name:
+        folder = Path(name)
+        stock = _run("child_stock.py", vllm_rig.tree(release), folder, {})["text"]
+        patched = vllm_rig.patched_tree(release, folder / "patched")
+        own = {"VLLM_CACHE_ROOT": str(folder / "cache"), "VISION_EXP_FAST_PIXELS": "1"}
+        found = _run("child_overlay.py", patched, folder, own)
+        return {**found, "stock text": stock}
+
+
+def _run(script: str, tree: Path, folder: Path, env: dict[str, str]) -> dict[str, Any]:
+    result = folder / f"{script}.json"
+    done: subprocess.CompletedProcess[str] = vllm_rig.run_child(
+        TESTS / "in_vllm" / script, tree, str(folder / "checkpoints"), str(result), env=env
+    )
+    if not result.exists():
+        pytest.fail(f"{script} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return {**json.loads(result.read_text()), "log": done.stdout + done.stderr}
+
+
+def declared_checks() -> set[str]:
+    """Every check in the children's sources, so that one that never ran is noticed."""
+    names = set()
+    for module in CHECK_MODULES:
+        text = (TESTS / "model" / "in_vllm" / f"{module}.py").read_text()
+        for part in text.split("@check\ndef ")[1:]:
+            names.add(f"{module.removeprefix('checks_')}.{part.split('(')[0]}")
+    return names
+
+
+@by_release
+def test_every_check_passes(release: str) -> None:
+    checks = outcome(release)["checks"]
+    assert set(checks) == declared_checks()
+    failed = {name: trace for name, trace in checks.items() if trace}
+    assert not failed, "\n\n".join(f"{name}\n{trace}" for name, trace in failed.items())
+
+
+def differing(stock: dict[str, Any], found: dict[str, Any]) -> dict[str, set[str]]:
+    """Class -> names of functions whose code is another than in the stock tree."""
+    assert found.keys() == stock.keys()
+    names = {
+        one: {
+            key
+            for key in stock[one].keys() | found[one].keys()
+            if found[one].get(key) != stock[one].get(key)
+        }
+        for one in stock
+    }
+    return {one: keys for one, keys in names.items() if keys}
+
+
+@by_release
+def test_text_only_checkpoints_are_as_in_the_stock_tree(release: str) -> None:
+    found = outcome(release)
+    assert found["text"].keys() == found["stock text"].keys()
+    for what, stock in found["stock text"].items():
+        if what == "functions":
+            assert differing(stock, found["text"][what]) == EDITED
+        else:
+            assert found["text"][what] == stock, f"before any vision config: {what}"
+
+
+@by_release
+def test_text_only_checkpoints_are_as_stock_beside_a_vision_model(release: str) -> None:
+    """In a process that has served a Vision-Exp checkpoint, only the listed wraps differ."""
+    found = outcome(release)
+    for what, stock in found["stock text"].items():
+        after = found["text_after"][what]
+        if what == "functions":
+            both = {name: WRAPPED.get(name, set()) | EDITED.get(name, set()) for name in stock}
+            assert differing(stock, after) == {name: keys for name, keys in both.items() if keys}
+        else:
+            assert after == stock, f"after a vision config: {what}"
+
+
+@by_release
+def test_the_evidence_line_names_what_is_active(release: str) -> None:
+    lines = [line for line in outcome(release)["log"].splitlines() if "[vision-exp] active" in line]
+    assert lines
+    line = lines[0]
+    for part in ("pid=", "role=", f"vllm={release}", "plan=", "overlay=", "routing=bias_vl"):
+        assert part in line, line
+    assert "eps=1e-06" in line
+    assert "unknown" not in line
+    assert len(lines) == len({one.split("pid=")[1].split()[0] for one in lines}), "one per process"

@@ -1,0 +1,152 @@
+"""Runs the fused blocks in Triton's interpreter on the CPU against tower.py; prints JSON.
+
+In float32: the interpreter cuts bfloat16 off instead of rounding it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import torch
+
+from vision_exp.config import VisionConfig
+from vision_exp.tower import attention, flash, graphs, split_kv
+from vision_exp.tower import fused as tower_fused
+from vision_exp.tower.modules import VisionTower
+
+GRIDS = [(3, 5), (3, 5), (7, 2)]
+
+
+def by_keys(keys: torch.Tensor) -> flash.AttendOne:
+    """Attention of one picture whose length comes from a tensor, as FlashAttention takes it."""
+
+    def attend(qkv: torch.Tensor) -> torch.Tensor:
+        q, k, v = qkv.permute(1, 2, 0, 3).unbind(0)  # (heads, n, d)
+        count = int(keys[1])
+        out = torch.nn.functional.scaled_dot_product_attention(q, k[:, :count], v[:, :count])
+        return out.transpose(0, 1).flatten(1)
+
+    return attend
+
+
+def bucket_error(tower: VisionTower) -> float:
+    """Pictures one after the other in a bucket that is too large, captured work repeated.
+
+    The largest first: what it leaves behind must not reach the next ones.
+    """
+    rows = 40
+    places = graphs.Places(rows, torch.empty(0, 3, 14, 14), torch.empty(0, tower.config.dim))
+    bucket = graphs.Bucket(tower, rows, places, by_keys, repeat)
+    assert bucket.attention is by_keys  # what a graph uses must live as long
+    errors = []
+    for grid in ((4, 10), (3, 5), (7, 2), (3, 5)):
+        patches = torch.randn(grid[0] * grid[1], 3, 14, 14)
+        expected = tower(patches, grid)
+        found = bucket.run(patches, grid[1])
+        assert found.shape == expected.shape
+        errors.append(float((found - expected).norm() / expected.norm()))
+    return max(errors)
+
+
+class SummedOverRanks(torch.nn.Module):
+    """A layer of which this rank holds half of the inputs, while its result is the whole one."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.whole, self.bias = [layer], layer.bias
+        self.weight = torch.nn.Parameter(layer.weight[:, ::2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.whole[0](x)
+
+
+def rest_error() -> float:
+    """The last rows of one picture, by one program for each tile and by several.
+
+    Rows behind the last key, as a bucket has them, change nothing; nor do keys that a bucket is
+    told of and does not have. What has been attended to before is left alone.
+    """
+    errors = []
+    for rows, length, start in ((300, 287, 130), (200, 900, 140), (90, 3, 1)):
+        for shares in (1, 2, 7):
+            qkv, keys = torch.randn(rows, 3, 4, 16), torch.tensor([0, length])
+            expected = by_keys(keys)(qkv).unflatten(1, (4, 16))
+            expected[:start] = 7.0
+            rest = split_kv.Rest(start, rows, 4, shares, qkv.device)
+            for _ in range(2):  # counts from zero again
+                out = torch.full_like(expected, 7.0)
+                rest(qkv, keys, out)
+                errors.append(float((out - expected).norm() / expected.norm()))
+    return max(errors)
+
+
+def repeat(work: Callable[[], None]) -> Callable[[], None]:
+    """In place of a capture."""
+    work()
+    return work
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    config = VisionConfig(
+        n_layers=2,
+        dim=128,
+        n_heads=2,
+        inter_dim=192,
+        patch_size=14,
+        rope_theta=10000.0,
+        downsample_ratio=3,
+        max_n_token=384,
+        min_pixels=147456,
+        max_wh_ratio=8,
+        hidden_size=128,
+    )
+    tower = VisionTower(config)
+    for parameter in tower.parameters():
+        parameter.data.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.3)
+    count = sum(height * width for height, width in GRIDS)
+    patches = torch.randn(count, 3, 14, 14)
+    with torch.inference_mode():
+        taps: dict[str, torch.Tensor] = {}
+        expected = tower(patches, GRIDS, taps)
+        turn = tower.turn(GRIDS, patches.device)
+
+        def fused() -> float:
+            found = tower_fused.run_blocks(
+                tower.blocks,
+                tower.norm,
+                taps["patch_embed"].clone(),
+                turn.cos,
+                turn.sin,
+                [height * width for height, width in GRIDS],
+                attention.by_torch,
+            )
+            return float((found - expected).norm() / expected.norm())
+
+        error = fused()
+        gate_up = torch.randn(9, 6)
+        gate, up = gate_up.chunk(2, dim=-1)
+        swiglu = tower_fused.swiglu(gate_up) - torch.nn.functional.silu(gate) * up
+        in_buckets = bucket_error(tower)
+        rest = rest_error()
+        for block in tower.blocks:
+            block.sharded = True
+            block.attn.wo = SummedOverRanks(block.attn.wo)
+            block.mlp.w2 = SummedOverRanks(block.mlp.w2)
+        shared = fused()
+    print(
+        json.dumps(
+            {
+                "error": error,
+                "shared": shared,
+                "swiglu": float(swiglu.abs().max()),
+                "buckets": in_buckets,
+                "rest": rest,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

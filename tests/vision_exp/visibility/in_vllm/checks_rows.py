@@ -1,0 +1,112 @@
+"""Checks of what a release's metadata builder says each row sees, and of the start-up answer."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from rig_visibility import (
+    BATCHES,
+    WINDOW,
+    built,
+    decodes_only,
+    long_image,
+    metadata,
+    new_builder,
+    offsets,
+    seen_by,
+    slot,
+    text_only,
+)
+
+from vision_exp.visibility import flashinfer, hooks
+
+real_describe = hooks.describe
+
+
+def builder_rows() -> dict[str, Any]:
+    """The wrapped builder on every batch: reach, slots and stock fields against the rule."""
+    stock = new_builder(vision=False)
+    bad: list[Any] = []
+    for make in (*BATCHES, *((lambda work=work: work) for work in offsets())):
+        work, wide = built(make)
+        plain = metadata(stock, work, images=True)
+        if hooks.of(plain) is not None:
+            bad.append("text checkpoint")
+        bad += differing(plain, wide)
+        visible = hooks.of(wide)
+        base, row = wide.num_decodes, 0
+        indices, lens = flashinfer.slots(visible, wide)
+        by_row = {int(r): i for i, r in enumerate(visible.rows)}
+        for i, request in enumerate(work.requests[base:]):
+            for position in range(request.total - request.new, request.total):
+                keys = seen_by(request, position)
+                left, right = int(visible.left[row]), int(visible.right[row])
+                first = max(min(position - WINDOW + 1, position - left), 0)
+                if range(first, position + right + 1) != keys:
+                    bad.append((request, position, left, right))
+                if (row in by_row) != (seen_by(request, position, False) != keys) and not any(
+                    start <= position <= end for start, end in request.images
+                ):
+                    bad.append(("image row", request, position))
+                if row in by_row:
+                    at = by_row[row]
+                    want = [slot(work, base + i, p) for p in keys]
+                    got = indices[at, 0].tolist()
+                    if got[: len(want)] != want or any(v != -1 for v in got[len(want) :]):
+                        bad.append(("slots", request, position))
+                    if int(lens[at]) != len(want):
+                        bad.append(("lens", request, position))
+                row += 1
+    return {"bad": bad[:5]}
+
+
+def differing(plain: Any, wide: Any) -> list[str]:
+    """Fields of the stock metadata that the wrapper changed."""
+    found = []
+    for name, value in vars(plain).items():
+        other = getattr(wide, name)
+        if isinstance(value, torch.Tensor):
+            if value.shape != other.shape or not torch.equal(value, other):
+                found.append(name)
+        elif not name.startswith("tile_sched") and value != other:
+            found.append(name)
+    return found
+
+
+def nothing_to_widen() -> dict[str, Any]:
+    """Text-only batches and decodes get nothing, and no function of the overlay runs."""
+    builder, out = new_builder(vision=True), {}
+    for make in (text_only, decodes_only):
+        out[make.__name__] = hooks.of(metadata(builder, make(), images=True)) is None
+    return out
+
+
+def lost_order() -> str:
+    builder = new_builder(vision=True)
+    hooks.set_order([])
+    keep, hooks.set_order = hooks.set_order, lambda _: None
+    try:
+        metadata(builder, long_image(), images=True)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        hooks.set_order = keep
+    return "accepted"
+
+
+def described() -> dict[str, Any]:
+    """The start-up answer of this (CPU) installation, as it is and with parts of it replaced."""
+    config = SimpleNamespace(parallel_config=SimpleNamespace(), model_config=None)
+    out: dict[str, Any] = {"cpu": real_describe(config), "missing": hooks.missing_hooks()}
+    os.environ[hooks.REQUIRE_VARIABLE] = "1"
+    try:
+        real_describe(config)
+        out["required"] = "accepted"
+    except RuntimeError as error:
+        out["required"] = str(error)
+    finally:
+        del os.environ[hooks.REQUIRE_VARIABLE]
+    return out

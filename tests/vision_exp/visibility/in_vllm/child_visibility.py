@@ -1,0 +1,41 @@
+"""Runs in one vLLM release: its real metadata builder and attention classes, on the CPU.
+
+Prints one JSON object as its last line: check name -> what was seen (see observations.py).
+"""
+
+from __future__ import annotations
+
+import random
+
+import checks_attention as attention
+import checks_rows as rows
+import observations
+import rig_visibility
+import torch
+
+from vision_exp.visibility import hooks
+
+
+def main() -> None:
+    random.seed(0)
+    torch.manual_seed(0)
+    rig_visibility.use_triton()
+    rig_visibility.skip_overflow_checks()
+    hooks.install()
+    hooks.install()
+    # This machine has no GPU, where it would say `causal` and the builder would do nothing.
+    hooks.describe = lambda config: hooks.BIDIRECTIONAL
+    with torch.inference_mode():
+        observations.report(
+            rows.builder_rows,
+            rows.nothing_to_widen,
+            rows.lost_order,
+            attention.flashmla,
+            attention.flashinfer_sm120,
+            attention.flashinfer_sm100,
+            rows.described,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""What image rows see: the arithmetic, and each release's builder and attention in a child.
+
+The child runs vLLM's and the overlay's Triton kernels in Triton's interpreter and replaces the CUDA
+kernels that attend by plain attention over the keys that the index rows name.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm_rig
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vision_exp.engine.step import ImageSpan
+from vision_exp.visibility import flashinfer, hooks
+from vision_exp.visibility import spans as visibility_rows
+from vision_exp.visibility.spans import RowSpan
+
+CHILD = Path(__file__).parent / "in_vllm" / "child_visibility.py"
+WINDOW = 128
+
+
+def seen_by(position: int, images: list[ImageSpan]) -> range:
+    """The rule in plain Python."""
+    first, last = max(position - WINDOW + 1, 0), position
+    for image in images:
+        if image.start <= position <= image.end:
+            first, last = min(first, image.start), image.end
+    return range(first, last + 1)
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> tuple[int, int, list[ImageSpan]]:
+    """(length, positions computed before, images), no image cut by the computed part."""
+    images, position = [], 0
+    for _ in range(draw(st.integers(0, 4))):
+        start = position + draw(st.integers(0, 300))
+        images.append(ImageSpan(start, start + draw(st.integers(1, 380))))
+        position = images[-1].end + 1
+    length = position + draw(st.integers(1, 50))
+    computed = draw(st.integers(0, length - 1))
+    for image in images:
+        if image.start < computed <= image.end:
+            computed = image.start
+    return length, computed, images
+
+
+@given(st.lists(prompts(), min_size=1, max_size=4))
+def test_every_row_sees_what_the_rule_says(batch: list[tuple[int, int, list[ImageSpan]]]) -> None:
+    names = [f"r{i}" for i in range(len(batch))]
+    spans = {name: tuple(images) for name, (_, _, images) in zip(names, batch, strict=True)}
+    lens = [length - computed for length, computed, _ in batch]
+    whole, split = visibility_rows.row_spans(spans, names, lens, [n for n, _, _ in batch])
+    assert split == []
+    left, right = visibility_rows.reach(whole, sum(lens))
+    image_rows = {}
+    for span in whole:
+        for offset, (first, count) in enumerate(
+            zip(*visibility_rows.keys(span, WINDOW), strict=True)
+        ):
+            image_rows[span.row + offset] = range(first, first + count)
+    row = 0
+    for length, computed, images in batch:
+        for position in range(computed, length):
+            keys = seen_by(position, images)
+            first = max(min(position - WINDOW + 1, position - left[row]), 0)
+            assert range(first, position + right[row] + 1) == keys
+            assert image_rows.get(row, keys) == keys
+            inside = any(image.start <= position <= image.end for image in images)
+            assert inside == (row in image_rows)
+            assert len(keys) <= visibility_rows.widest(WINDOW, 381)
+            row += 1
+    assert row == sum(lens)
+
+
+def test_an_image_of_which_a_part_runs_is_not_widened() -> None:
+    spans = {"a": (ImageSpan(10, 60), ImageSpan(80, 99))}
+    whole, split = visibility_rows.row_spans(spans, ["a"], [50], [90])  # positions 40..89
+    assert whole == []
+    assert [(s.start, s.end) for s in split] == [(10, 60), (80, 99)]
+    assert visibility_rows.row_spans(spans, ["a"], [19], [80]) == ([], [])
+    _, split = visibility_rows.row_spans(spans, ["a"], [20], [80])  # END alone
+    assert [(s.start, s.end) for s in split] == [(10, 60)]
+
+
+def test_images_outside_the_step_and_of_other_requests_count_for_nothing() -> None:
+    spans = {"a": (ImageSpan(3, 60),), "gone": (ImageSpan(3, 60),)}
+    assert visibility_rows.row_spans(spans, ["b", "a"], [70, 1], [70, 100]) == ([], [])
+    whole, _ = visibility_rows.row_spans(spans, ["b", "a"], [70, 61], [70, 61])
+    assert whole == [RowSpan(request=1, row=73, start=3, end=60)]
+
+
+def test_sm120_needs_a_kernel_for_its_heads_and_the_wide_row() -> None:
+    shapes = frozenset({(64, 128), (64, 512), (32, 128)})
+    assert flashinfer.sm120_reason(shapes, 64, 512) is None
+    assert "32-heads-512-keys" in str(flashinfer.sm120_reason(shapes, 32, 512))
+    assert "64-heads-640-keys" in str(flashinfer.sm120_reason(shapes, 64, 640))
+    assert flashinfer.sm120_reason(frozenset(), 64, 512) is not None
+
+
+def test_sm120_calls_fit_the_workspace() -> None:
+    most = 128 << 20
+    assert flashinfer.sm120_rows(most, 64, 512 + 512) == 64
+    for keys in (512, 1024, 8704):
+        rows = flashinfer.sm120_rows(most, 128, keys)
+        tiles = -(-512 // 64) + -(-(keys - 512) // 64)
+        assert 1 <= rows <= 64
+        assert rows * 128 * tiles * (512 * 2 + 4) <= most
+    parts = list(flashinfer.slices(130, 64))
+    assert [(p.start, p.stop) for p in parts] == [(0, 64), (64, 128), (128, 130)]
+
+
+def test_start_up_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "_reason", lambda config: None)
+    monkeypatch.setenv(hooks.REQUIRE_VARIABLE, "1")
+    assert hooks.describe(None) == "bidirectional"
+    monkeypatch.setattr(hooks, "_reason", lambda config: "no-kernel")
+    with pytest.raises(RuntimeError, match="no-kernel"):
+        hooks.describe(None)
+    monkeypatch.setenv(hooks.REQUIRE_VARIABLE, "0")
+    assert hooks.describe(None) == "causal reason=no-kernel"
+
+
+@cache
+def seen(release: str) -> dict[str, Any]:
+    environment = {"TRITON_INTERPRET": "1"}
+    return vllm_rig.observe(CHILD, vllm_rig.tree(release), env=environment, timeout=600)
+
+
+@pytest.fixture(params=vllm_rig.BY_RELEASE)
+def release(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return seen(request.param)
+
+
+def test_the_builders_rows_follow_the_rule_and_stock_fields_stay(release: dict[str, Any]) -> None:
+    assert release["builder_rows"] == {"bad": []}
+
+
+def test_batches_without_an_image_in_prefill_stay_stock(release: dict[str, Any]) -> None:
+    assert release["nothing_to_widen"] == {"text_only": True, "decodes_only": True}
+
+
+def test_a_batch_of_unknown_order_is_an_error(release: dict[str, Any]) -> None:
+    assert "unknown order" in release["lost_order"]
+
+
+def close(found: dict[str, Any], limit: float, count: int = 3) -> None:
+    cases = {name: value for name, value in found.items() if isinstance(value, dict)}
+    assert len(cases) == count  # three kinds of layers, and more batches for one kind
+    for name, value in cases.items():
+        assert value["error"] < limit, name
+        assert value["causal"] > 20 * limit, name  # causal rows would be seen
+
+
+def test_flashmla_attends_as_the_rule_says(release: dict[str, Any]) -> None:
+    close(release["flashmla"], 1e-4, count=5)
+
+
+def test_flashinfer_sm120_attends_as_the_rule_says(release: dict[str, Any]) -> None:
+    close(release["flashinfer_sm120"], 1e-4)
+    assert release["flashinfer_sm120"]["widths"] == [128, 512]
+    assert release["flashinfer_sm120"]["rows of wide calls"] <= 64
+
+
+def test_flashinfer_sm100_attends_as_the_rule_says(release: dict[str, Any]) -> None:
+    close(release["flashinfer_sm100"], 5e-3)  # results are stored as BF16
+
+
+def test_a_machine_without_a_gpu_says_causal(release: dict[str, Any]) -> None:
+    found = release["described"]
+    assert found["cpu"] == "causal reason=platform-is-not-cuda"
+    assert found["missing"] is None  # every function that is wrapped exists
+    assert "platform-is-not-cuda" in found["required"]

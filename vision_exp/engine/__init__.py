@@ -1,0 +1,1 @@
+"""What the scheduler and the runners know about the images of a step."""

@@ -1,0 +1,1 @@
+"""An image that fails ends its requests, not the engine."""

@@ -1,0 +1,1 @@
+"""The checkpoint as vLLM sees it: registry, model class, weights, multimodal processor."""

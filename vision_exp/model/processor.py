@@ -1,0 +1,350 @@
+"""vLLM's multimodal classes for Vision-Exp: info, dummy inputs, processor.
+
+One set of classes for all releases. What differs between them is bridged in two places:
+`_apply_hf_processor_main` (its parameters and result) and `PromptUpdateDetails` (made by
+`select_token_id`, whose callback differs inside).
+
+A placeholder becomes a block of tokens (see layout.py). Its leading pads depend on the position and
+are put in here, per request; everything that vLLM caches by the image's hash (patches, core of the
+block, tower rows) is the same at every position. Only IMAGE tokens are embeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import BatchFeature
+from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.inputs import MultiModalFieldConfig
+from vllm.multimodal.parse import MultiModalDataItems
+from vllm.multimodal.processing import (
+    BaseDummyInputsBuilder,
+    BaseMultiModalProcessor,
+    BaseProcessingInfo,
+    ProcessorInputs,
+    PromptReplacement,
+    PromptUpdateDetails,
+)
+from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
+
+from vision_exp import evidence
+from vision_exp.config import VisionConfig
+from vision_exp.image.pixels import warm
+from vision_exp.image.transform import images_to_patches, vit_grid_for
+from vision_exp.layout import (
+    PLACEHOLDER,
+    PLACEHOLDER_ID,
+    SENTINEL_FIRST,
+    SENTINEL_LAST,
+    Block,
+    TokenType,
+    build_block,
+    check_tokenizer,
+    leading_pads,
+)
+from vision_exp.model.items import PictureParser, plain_pictures
+from vision_exp.model.registry import read_config
+
+# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
+REQUIRES = (
+    "vllm.exceptions:VLLMValidationError.__init__(message, parameter)",
+    "vllm.multimodal.inputs:MultiModalFieldConfig.batched(modality, keep_on_cpu)",
+    "vllm.multimodal.inputs:MultiModalFieldConfig.flat_from_sizes(modality, size_per_item)",
+    "vllm.multimodal.parse:ImageProcessorItems.get_all",
+    "vllm.multimodal.parse:MultiModalDataItems",
+    "vllm.multimodal.processing:BaseDummyInputsBuilder",
+    "vllm.multimodal.processing:BaseMultiModalProcessor",
+    "vllm.multimodal.processing:BaseProcessingInfo",
+    "vllm.multimodal.processing:ProcessorInputs",
+    "vllm.multimodal.processing:PromptReplacement",
+    "vllm.multimodal.processing:PromptUpdateDetails",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.allowed_mm_limits",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.ctx",
+    "vllm.multimodal.processing.context:"
+    "BaseProcessingInfo.get_mm_max_tokens_per_item(seq_len, mm_counts)",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.get_data_parser",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.get_supported_mm_limits",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.get_tokenizer",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.model_id",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.parse_mm_data(mm_data, validate)",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.validate_num_items(modality, num_items)",
+    "vllm.multimodal.processing.dummy_inputs:BaseDummyInputsBuilder.get_dummy_text(mm_counts)",
+    "vllm.multimodal.processing.dummy_inputs:"
+    "BaseDummyInputsBuilder.get_dummy_mm_data(seq_len, mm_counts, mm_options)",
+    "vllm.multimodal.processing.dummy_inputs:"
+    "BaseDummyInputsBuilder.get_dummy_processor_inputs(seq_len, mm_counts, mm_options)",
+    "vllm.multimodal.processing.dummy_inputs:"
+    "BaseDummyInputsBuilder._get_dummy_images(width, height, num_images, overrides)",
+    "vllm.multimodal.processing.inputs:ProcessorInputs.prompt",
+    "vllm.multimodal.processing.inputs:ProcessorInputs.mm_data_items",
+    "vllm.multimodal.processing.inputs:ProcessorInputs.mm_uuid_items",
+    "vllm.multimodal.processing.processor:BaseMultiModalProcessor.__init__(info, dummy_inputs)",
+    "vllm.multimodal.processing.processor:BaseMultiModalProcessor.apply(inputs)",
+    "vllm.multimodal.processing.processor:"
+    "BaseMultiModalProcessor._apply_hf_processor_main(mm_items)",
+    "vllm.multimodal.processing.processor:"
+    "BaseMultiModalProcessor._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)",
+    "vllm.multimodal.processing.processor:BaseMultiModalProcessor._get_prompt_updates("
+    "mm_items, hf_processor_mm_kwargs, out_mm_kwargs)",
+    "vllm.multimodal.processing.processor:"
+    "BaseMultiModalProcessor._apply_prompt_updates(token_ids, mm_prompt_updates)",
+    "vllm.multimodal.processing.processor:PromptReplacement.modality",
+    "vllm.multimodal.processing.processor:PromptReplacement.target",
+    "vllm.multimodal.processing.processor:PromptReplacement.replacement",
+    "vllm.multimodal.processing.processor:PromptUpdateDetails.full",
+    "vllm.multimodal.processing.processor:PromptUpdateDetails.select_token_id(seq, embed_token_id)",
+    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.modality",
+    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.item_idx",
+    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.start_idx",
+    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.tokens",
+    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.is_embed",
+)
+
+IMAGE_ID = SENTINEL_FIRST + TokenType.IMAGE
+PAD_ID = SENTINEL_FIRST + TokenType.PAD
+SENTINELS = frozenset(range(SENTINEL_FIRST, SENTINEL_LAST + 1))
+# A position at which a block needs no leading pads.
+ALIGNED = 3
+
+
+class VisionExpInfo(BaseProcessingInfo):
+    """What vLLM asks about the checkpoint. Raises VisionConfigError for one it cannot serve."""
+
+    def __init__(self, ctx: Any) -> None:
+        super().__init__(ctx)
+        self.vision = read_config(ctx.model_config.hf_config)
+        check_tokenizer(ctx.tokenizer)
+
+    @property
+    def model_id(self) -> str:
+        # Part of every image's hash: the same picture gives other patches under another config.
+        digest = hashlib.sha256(repr(self.vision).encode()).hexdigest()[:16]
+        return f"{super().model_id}#vision-exp:{digest}"
+
+    def get_data_parser(self) -> PictureParser:
+        return PictureParser()
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """No limit of our own: --limit-mm-per-prompt is the only cap."""
+        return {"image": None}
+
+    def validate_num_items(self, modality: str, num_items: int) -> None:
+        """As vLLM's, but naming the flag, which it leaves out where nothing else limits."""
+        limit = self.allowed_mm_limits.get(modality)
+        if limit is None:
+            raise VLLMValidationError(
+                f"this model takes images, not {modality}", parameter=modality
+            )
+        if num_items > limit:
+            raise VLLMValidationError(
+                f"At most {limit} {modality}(s) may be provided in one prompt. Set "
+                "`--limit-mm-per-prompt` to increase this limit.",
+                parameter=modality,
+            )
+
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int]
+    ) -> Mapping[str, int]:
+        """The longest block, leading pads included (not only its embeds): what must fit a step."""
+        return {"image": self.vision.max_n_token}
+
+
+class VisionExpDummyInputs(BaseDummyInputsBuilder[VisionExpInfo]):
+    """The most expensive legal image, for memory profiling."""
+
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        return PLACEHOLDER * mm_counts.get("image", 0)
+
+    def get_dummy_mm_data(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        width, height = most_patches_size(self.info.vision)
+        options = mm_options.get("image")
+        return {
+            "image": self._get_dummy_images(
+                width=width,
+                height=height,
+                num_images=mm_counts.get("image", 0),
+                overrides=options,
+            )
+        }
+
+    def get_dummy_processor_inputs(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
+    ) -> ProcessorInputs:
+        # As token ids: the text form needs a tokenizer, which skip_tokenizer_init leaves out.
+        images = self.get_dummy_mm_data(seq_len, mm_counts, mm_options)
+        return ProcessorInputs(
+            prompt=[PLACEHOLDER_ID] * mm_counts.get("image", 0),
+            mm_data_items=self.info.parse_mm_data(images, validate=False),
+        )
+
+
+@lru_cache(maxsize=4)
+def most_patches_size(config: VisionConfig) -> tuple[int, int]:
+    """(width, height) in pixels of an image with the most ViT patches: the slowest to encode.
+
+    Not a square: every LLM row costs a NEWLINE token, so wide and low wins, up to the ratio limit.
+    Whole cells are enough to search: any other image has no more patches than the cells it touches.
+    """
+    cell = config.patch_size * config.downsample_ratio
+    budget = config.max_n_token
+    sizes = (
+        (columns * cell, rows * cell)
+        for rows in range(1, budget)
+        for columns in range(1, budget // rows + 1)
+    )
+
+    def patches(size: tuple[int, int]) -> int:
+        height, width = vit_grid_for(*size, config)
+        return height * width
+
+    return max(sizes, key=patches)
+
+
+class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
+    """Turns images into patches and placeholders into blocks."""
+
+    def __init__(self, info: VisionExpInfo, dummy_inputs: Any, **kwargs: Any) -> None:
+        super().__init__(info, dummy_inputs, **kwargs)
+        warm()  # now, at start-up: in a request it would cost seconds
+        evidence.log_once("processor", info.ctx.model_config)
+
+    def apply(self, inputs: ProcessorInputs, *args: Any, **kwargs: Any) -> Any:
+        """Process one prompt. Raises VLLMValidationError or ValueError (HTTP 400) if it cannot."""
+        items = inputs.mm_data_items
+        images = items.get("image")
+        if images is not None:
+            uuids = inputs.mm_uuid_items or {}
+            pictures = plain_pictures(images, uuids.get("image"), self.info.vision)
+            inputs = dataclasses.replace(
+                inputs,
+                mm_data_items=MultiModalDataItems({**items, "image": pictures}),
+                # Without, vLLM up to 0.26 does not ask `get_item_for_hash`.
+                mm_uuid_items={**uuids, "image": pictures.uuids},
+            )
+        return super().apply(inputs, *args, **kwargs)
+
+    def _apply_hf_processor_main(self, **kwargs: Any) -> Any:  # type: ignore[override]
+        features = self._features(kwargs["mm_items"])
+        if "prompt" not in kwargs:
+            return features  # 0.29 on: images only
+        prompt = kwargs["prompt"]
+        if isinstance(prompt, str):
+            options = {"add_special_tokens": True, **kwargs["tokenization_kwargs"]}
+            prompt = self.info.get_tokenizer().encode(prompt, **options)
+        # (ids, features, whether placeholders were already replaced)
+        return prompt, features, False
+
+    def _features(self, mm_items: MultiModalDataItems) -> BatchFeature:
+        images = mm_items.get("image")
+        if images is None or not len(images):
+            return BatchFeature({})
+        try:
+            done = images_to_patches(images.get_all(), self.info.vision)
+        except ValueError as error:
+            raise VLLMValidationError(str(error), parameter="image") from error
+        return BatchFeature(
+            {
+                "patches": _joined([one.patches for one in done]),
+                "vit_grid": torch.tensor([one.vit_grid for one in done]),
+                "llm_grid": torch.tensor([one.llm_grid for one in done]),
+                # Copies: what vLLM does with one request's tensors must not reach the next one's.
+                "perm": _joined([core(*one.llm_grid).perm.clone() for one in done]),
+            }
+        )
+
+    def _get_mm_fields_config(
+        self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> Mapping[str, MultiModalFieldConfig]:
+        if not hf_inputs:
+            return {}
+        # The grids stay on the host, where they are read as numbers.
+        return {
+            "patches": MultiModalFieldConfig.flat_from_sizes(
+                "image", hf_inputs["vit_grid"].prod(-1)
+            ),
+            "vit_grid": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+            "llm_grid": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+            "perm": MultiModalFieldConfig.flat_from_sizes("image", hf_inputs["llm_grid"].prod(-1)),
+        }
+
+    def _get_prompt_updates(
+        self,
+        mm_items: MultiModalDataItems,
+        hf_processor_mm_kwargs: Mapping[str, object],
+        out_mm_kwargs: Any,
+    ) -> Sequence[PromptReplacement]:
+        images = out_mm_kwargs.get("image", [])
+
+        def block(index: int) -> PromptUpdateDetails:
+            height, width = images[index]["llm_grid"].data.tolist()
+            return PromptUpdateDetails.select_token_id(core_ids(height, width), IMAGE_ID)
+
+        return [PromptReplacement(modality="image", target=[PLACEHOLDER_ID], replacement=block)]
+
+    def _apply_prompt_updates(
+        self, token_ids: list[int], mm_prompt_updates: Mapping[str, Sequence[Sequence[Any]]]
+    ) -> tuple[list[int], Mapping[str, list[PlaceholderFeaturesInfo]]]:
+        """Replace the k-th placeholder by the k-th image's block.
+
+        Not vLLM's own version: each block's length depends on where it starts, hence on the pads
+        of the blocks before it.
+        """
+        updates = mm_prompt_updates.get("image", [])
+        found = token_ids.count(PLACEHOLDER_ID)
+        if found != len(updates):
+            raise VLLMValidationError(
+                f"the prompt has {found} image placeholders ({PLACEHOLDER}) for {len(updates)} "
+                "images",
+                parameter="image",
+            )
+        if not SENTINELS.isdisjoint(token_ids):
+            raise VLLMValidationError(
+                f"token ids {SENTINEL_FIRST} to {SENTINEL_LAST} are reserved for images and may "
+                "not be in a prompt",
+                parameter="prompt",
+            )
+        out: list[int] = []
+        blocks: list[PlaceholderFeaturesInfo] = []
+        copied = 0
+        for index, (update,) in enumerate(updates):
+            here = token_ids.index(PLACEHOLDER_ID, copied)
+            out += token_ids[copied:here]
+            copied = here + 1
+            block = [PAD_ID] * leading_pads(len(out)) + list(update.content.full)
+            blocks.append(
+                PlaceholderFeaturesInfo(
+                    modality="image",
+                    item_idx=index,
+                    start_idx=len(out),
+                    tokens=block,
+                    is_embed=torch.from_numpy(np.array(block) == IMAGE_ID),
+                )
+            )
+            out += block
+        out += token_ids[copied:]
+        return out, {"image": blocks} if blocks else {}
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    # torch.cat copies a single tensor as well: 1.3 ms for the patches of a 1036x588 picture.
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+@lru_cache(maxsize=256)
+def core(height: int, width: int) -> Block:
+    """The block of an LLM grid without leading pads, the same at every position. Do not modify."""
+    return build_block((height, width), ALIGNED)
+
+
+@lru_cache(maxsize=256)
+def core_ids(height: int, width: int) -> list[int]:
+    """Token ids of `core`, from START to END. Do not modify."""
+    return (core(height, width).types.int() + SENTINEL_FIRST).tolist()

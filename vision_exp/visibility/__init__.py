@@ -1,0 +1,1 @@
+"""Tokens of one image see each other both ways in prefill."""
