@@ -65,7 +65,7 @@ def install_draft(site: str, namespace: dict[str, Any]) -> None:
 
 
 def _draft_embed_input_ids(
-    original: Any, self: Any, input_ids: torch.Tensor, **kwargs: Any
+    original: Any, self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
     routing.refuse_embeddings(kwargs)
     # The draft sees images through the target's hidden states, not through its own embeddings.
