@@ -18,35 +18,30 @@ logger = logging.getLogger("vllm.vision_exp")
 _logged: set[tuple[int, bool]] = set()
 
 
-def log_once(builds: str, model_config: Any, vllm_config: Any = None) -> None:
+def log_once(
+    builds: str, model_config: Any, *, routing: str | None = None, visibility: str | None = None
+) -> None:
     """Log the evidence line, once per process.
 
-    `builds` is "model" or "processor"; a process without a model has no `vllm_config`, and its
-    line names neither routing nor visibility. A model built after a processor adds its own line.
+    `builds` is "model" or "processor"; a process without a model has neither routing nor
+    visibility to name. A model built after a processor adds its own line.
     """
-    process, has_model = os.getpid(), vllm_config is not None
+    process, has_model = os.getpid(), routing is not None
     if (process, has_model) in _logged or (process, True) in _logged:
         return
     _logged.add((process, has_model))
-    logger.info("%s", line(builds, model_config, vllm_config))
+    logger.info("%s", line(builds, model_config, routing or "-", visibility or "-"))
 
 
-def line(builds: str, model_config: Any, vllm_config: Any = None) -> str:
+def line(builds: str, model_config: Any, routing: str, visibility: str) -> str:
     """The evidence line, `[vision-exp] active pid=... role=... ... eps=...`."""
     import vllm
 
     role = f"{multiprocessing.current_process().name}/{builds}"
-    routing = seeing = "-"
-    if vllm_config is not None:
-        from vision_exp.routing import hooks as routing_hooks
-        from vision_exp.visibility import hooks as visibility_hooks
-
-        routing = routing_hooks.describe(vllm_config)
-        seeing = visibility_hooks.describe(vllm_config)
     eps = getattr(model_config.hf_config, "rms_norm_eps", None)
     state = install.installed
     return (
         f"[vision-exp] active pid={os.getpid()} role={role} vllm={vllm.__version__} "
         f"plan={state.plan[:8]} overlay={state.overlay[:8]} routing={routing} "
-        f"visibility={seeing} eps={eps:g}"
+        f"visibility={visibility} eps={eps:g}"
     )

@@ -34,8 +34,7 @@ FEATURES = (
     "model.registry",
     "chat.hooks",
     "chat.prompts",
-    "engine.scheduling",
-    "engine.step",
+    "engine.hooks",
     "visibility.hooks",
     "routing.hooks",
 )

@@ -210,7 +210,7 @@ CASES = (
         "output field removed",
         {"v1/core/sched/output.py": sub(r"\n    finished_req_ids:", "\n    finished:")},
         ("run-time",),
-        ("SchedulerOutput has no finished_req_ids", "engine/step.py needs"),
+        ("SchedulerOutput has no finished_req_ids", "engine/hooks.py needs"),
     ),
     # Native support.
     Next("native with a renamed tower", {PACKAGE: append("\n")}, base=NATIVE, native=True),

@@ -23,7 +23,6 @@ from vision_exp.chat import anthropic, reserved, rules
 from vision_exp.chat import images as messages_images
 from vision_exp.chat.rules import Chat, RuleError
 from vision_exp.config import is_vision_exp
-from vision_exp.engine.failures import worker
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
@@ -73,7 +72,6 @@ def install() -> None:
         )
     rules.policy_from_environment()
     anthropic.install()
-    worker.install()
     patching.when_imported("vllm.renderers.base", _wrap_base)
     patching.when_imported("vllm.renderers.deepseek_v4", _wrap_renderer)
 

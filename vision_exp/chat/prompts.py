@@ -26,8 +26,6 @@ REQUIRES = (
     "vllm.renderers.base:BaseRenderer.process_for_engine(prompt)",
     "vllm.renderers.base:BaseRenderer.process_for_engine_async(prompt)",
     "vllm.renderers.base:BaseRenderer.model_config",
-    "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
-    "vllm.v1.engine.input_processor:InputProcessor.model_config",
     "vllm.v1.engine.core:EngineCore.preprocess_add_request(request)",
     "vllm.v1.engine.core:EngineCore.vllm_config",
     "vllm.v1.engine:EngineCoreRequest.prompt_token_ids",
@@ -46,24 +44,20 @@ _SENTINELS = RESERVED_IDS - {PLACEHOLDER_ID}
 
 
 def install() -> None:
-    """Wrap the three places that every prompt passes, once they are imported.
+    """Wrap two of the three places that every prompt passes, once they are imported.
 
     The renderer, before anything is processed: an error there is an HTTP status even for streams.
-    The API server's input processor, which also gets what another server rendered. The engine's
-    preprocessing, where cached image data is back: an error there ends that one request.
+    The API server's input processor, which also gets what another server rendered: its wrapper in
+    engine/hooks.py calls `check_processed`. The engine's preprocessing, where cached image data is
+    back: an error there ends that one request.
     """
     patching.when_imported("vllm.renderers.base", _wrap_renderer)
-    patching.when_imported("vllm.v1.engine.input_processor", _wrap_input_processor)
     patching.when_imported("vllm.v1.engine.core", _wrap_engine_core)
 
 
 def _wrap_renderer(module: ModuleType) -> None:
     patching.wrap(module.BaseRenderer, "process_for_engine", _process_for_engine)
     patching.wrap(module.BaseRenderer, "process_for_engine_async", _process_for_engine_async)
-
-
-def _wrap_input_processor(module: ModuleType) -> None:
-    patching.wrap(module.InputProcessor, "process_inputs", _process_inputs)
 
 
 def _wrap_engine_core(module: ModuleType) -> None:
@@ -84,15 +78,12 @@ async def _process_for_engine_async(
     return await original(self, prompt, *args, **kwargs)
 
 
-def _process_inputs(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    request = original(self, *args, **kwargs)
-    hf_config = self.model_config.hf_config
-    if is_vision_exp(hf_config):
-        restore_marks(request)
-        check_request(request, hf_config)
-        # Tokens that a replayed request pretends to have generated.
-        _refuse(getattr(request.sampling_params, "trace_decode_token_ids", None) or (), 0)
-    return request
+def check_processed(request: Any, hf_config: Any) -> None:
+    """Check what the API server's input processor made. Raises what maps to HTTP 400."""
+    restore_marks(request)
+    check_request(request, hf_config)
+    # Tokens that a replayed request pretends to have generated.
+    _refuse(getattr(request.sampling_params, "trace_decode_token_ids", None) or (), 0)
 
 
 def _preprocess_add_request(original: Any, self: Any, request: Any) -> Any:

@@ -7,8 +7,8 @@ Text-only checkpoints keep vLLM's class, of which nothing but `__init__` is wrap
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,11 +16,14 @@ from torch import nn
 
 from vision_exp import evidence, patching
 from vision_exp.config import VisionConfigError, is_vision_exp, read_config
+from vision_exp.engine import context
 from vision_exp.install import activate
 from vision_exp.layout import PLACEHOLDER, SENTINEL_FIRST, TokenType, image_token_mask
 from vision_exp.model import ranks
 from vision_exp.model.encoder import encode_images, merge_rows
 from vision_exp.model.weights import load_weights
+from vision_exp.routing import support as routing
+from vision_exp.visibility import support as visibility
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
@@ -62,13 +65,9 @@ def install_draft(site: str, namespace: dict[str, Any]) -> None:
 
 
 def _draft_embed_input_ids(
-    original: Any,
-    self: Any,
-    input_ids: torch.Tensor,
-    multimodal_embeddings: Any = None,
-    *,
-    is_multimodal: torch.Tensor | None = None,
+    original: Any, self: Any, input_ids: torch.Tensor, **kwargs: Any
 ) -> torch.Tensor:
+    routing.refuse_embeddings(kwargs)
     # The draft sees images through the target's hidden states, not through its own embeddings.
     return original(self, input_ids)
 
@@ -86,7 +85,12 @@ def _init(original: Any, self: Any, *, vllm_config: Any, prefix: str = "") -> No
     object.__setattr__(self, "__class__", vision_class(text_class))
     original(self, vllm_config=vllm_config, prefix=prefix)
     _add_vision(self, vllm_config)
-    evidence.log_once("model", vllm_config.model_config, vllm_config)
+    evidence.log_once(
+        "model",
+        vllm_config.model_config,
+        routing=routing.RULE,
+        visibility=visibility.describe(vllm_config),
+    )
 
 
 def _add_vision(model: Any, vllm_config: Any) -> None:
@@ -168,13 +172,17 @@ class VisionExpMixin:
         """The model itself: drafts look for `.model` and `.lm_head` on the result."""
         return self
 
-    def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
+    def embed_multimodal(self, **kwargs: Any) -> Sequence[torch.Tensor]:
         """Rows of each image's IMAGE tokens in prompt order, each (h * w, hidden).
 
         Keywords as in processor.py: `patches` (n, 3, p, p), `vit_grid` and `llm_grid`
         (images, 2) on the host, `perm` (rows,). No host synchronisation.
         """
-        return encode_images(self, spread=self.spread_images, **kwargs)
+        encode = partial(encode_images, self, spread=self.spread_images)
+        failures = context.current().failures
+        if failures is None:
+            return encode(**kwargs)  # an error is fatal, as in stock vLLM
+        return failures.encode(encode, kwargs, template=self.image_start)
 
     def embed_input_ids(
         self,

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vision_exp.routing.topk import MANY_ROWS
+from vision_exp.routing.reference import MANY_ROWS
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from vision_exp.routing.topk import MAX_TOP_K
+from vision_exp.routing.reference import MAX_TOP_K
 
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = (
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.scoring_func",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.renormalize",
-    "vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router:FusedTopKBiasRouter",
-    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._quant_method",
-    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.do_naive_dispatch_combine",
-    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.moe_config",
-    "vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase.is_monolithic",
-    "vllm.model_executor.layers.fused_moe.config:FusedMoEConfig.pcp_size",
-    "vllm.config.parallel:ParallelConfig.pipeline_parallel_size",
-)
+#: How image tokens choose experts, for the evidence line.
+RULE = "bias_vl"
 
 
 class RoutingUnsupported(RuntimeError):
@@ -116,3 +106,13 @@ def check_v2_runner(vllm_config: Any) -> None:
             "later ranks get no token ids and would route image tokens as text",
             "Use VLLM_USE_V2_MODEL_RUNNER=0, or tensor parallelism instead",
         )
+
+
+def refuse_embeddings(keywords: Any) -> None:
+    """Answer the V1 proposer's probe of a draft's `embed_input_ids(**keywords)` with a TypeError.
+
+    It probes whether the draft merges image embeddings, and stops handing it token ids if so. These
+    drafts do not merge any; a TypeError is the answer that vLLM itself gives.
+    """
+    if "multimodal_embeddings" in keywords and "is_multimodal" not in keywords:
+        raise TypeError("this draft takes no multimodal embeddings")

@@ -10,134 +10,23 @@ vLLM's own pass runs as it is, and then image rows are attended again with all o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from vision_exp import patching
-from vision_exp.visibility import hooks, spans
-from vision_exp.visibility.hooks import Visible
-from vision_exp.visibility.spans import RowSpan
-
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-# Or _set_mm_prefix_range_for_metadata: a release up to 0.23, where images stay causal.
-REQUIRES = (
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "DeepseekV4FlashInferSM120Attention._as_sparse_cache"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferSM120Attention."
-    "_forward_prefill(q, compressed_k_cache, swa_k_cache, output, attn_metadata, swa_metadata)"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "DeepseekV4FlashInferSM120Attention._get_workspace"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "DeepseekV4FlashInferSM120Attention._prepare_query(q, output)"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "DeepseekV4FlashInferSM120Attention.get_padded_num_q_heads"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferMLAAttention."
-    "_forward(q, kv_cache, swa_k_cache, swa_metadata, attn_metadata, output)"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:compute_global_topk_indices_and_lens"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "flashinfer_trtllm_batch_decode_sparse_mla_dsv4"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.common.ops.cache_utils:compute_global_topk_indices_and_lens("
-    "topk_indices, token_to_req_indices, block_table, block_size, is_valid_token)"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.attention:DeepseekV4Attention.attn_sink"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.attention:DeepseekV4Attention.compress_ratio"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.attention:DeepseekV4Attention.scale"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.attention:DeepseekV4Attention.topk_indices_buffer"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.sparse_mla:DeepseekV4FlashMLAMetadata.block_size"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.sparse_mla:DeepseekV4FlashMLAMetadata.block_table"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.sparse_mla:DeepseekV4FlashMLAMetadata.c128a_prefill_topk_indices"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.block_size",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.block_table",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.is_valid_token",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.num_decode_tokens",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.num_decodes",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.token_to_req_indices",
-    "vllm.v1.attention.ops.flashmla:flash_mla_sparse_fwd",
-    "vllm.v1.attention.ops.flashmla:is_flashmla_sparse_supported",
-)
+from vision_exp.visibility import spans
+from vision_exp.visibility.spans import ImageVisibility, RowSpan
 
 SM120_ROWS = 64  # most rows of FlashInfer's SM120 decode kernel
 SM120_TILE = 64  # keys per partial result that it keeps in the workspace
 HEAD_DIM = 512
 
 
-def reason(class_name: str, vllm_config: Any) -> str | None:
-    """Why layers of this class cannot widen image rows here, or None if they can."""
-    hf_config = vllm_config.model_config.hf_config
-    width = spans.widest(hf_config.sliding_window, hf_config.vision_max_n_token)
-    if class_name == "DeepseekV4FlashInferSM120Attention":
-        from vllm.models.deepseek_v4.nvidia.flashinfer_sparse import (
-            DeepseekV4FlashInferSM120Attention as Layer,
-        )
-
-        shards = vllm_config.parallel_config.tensor_parallel_size
-        heads = Layer.get_padded_num_q_heads(hf_config.num_attention_heads // shards)
-        return sm120_reason(sm120_shapes(), heads, width)
-    if class_name == "DeepseekV4FlashInferMLAAttention":
-        from vllm.v1.attention.ops.flashmla import is_flashmla_sparse_supported
-
-        supported, _ = is_flashmla_sparse_supported()
-        return None if supported else "flashinfer-sm100-window-is-fixed-and-flashmla-is-missing"
-    return f"unknown-attention-class-{class_name}"
-
-
-def sm120_shapes() -> frozenset[tuple[int, int]]:
-    """(heads, keys) that the installed FlashInfer's SM120 decode kernel is built for."""
-    import importlib
-
-    try:
-        module = importlib.import_module("flashinfer.mla._sparse_mla_sm120")
-    except ImportError:  # before 0.6.14
-        return frozenset()
-    return frozenset(getattr(module, "_DECODE_DSV4_DISPATCH", ()))
-
-
-def sm120_reason(shapes: frozenset[tuple[int, int]], heads: int, width: int) -> str | None:
-    """Why SM120's kernel cannot take rows of `width` keys, or None."""
-    if not shapes:
-        return "flashinfer-has-no-sm120-sparse-mla"
-    if (heads, width) not in shapes:
-        return f"flashinfer-sm120-has-no-kernel-for-{heads}-heads-{width}-keys"
-    return None
-
-
-def wrap(module: Any) -> None:
-    """Wrap the attention classes of `vllm.models.deepseek_v4.nvidia.flashinfer_sparse`."""
-    if hooks.has(module, "DeepseekV4FlashInferSM120Attention._forward_prefill"):  # from 0.24
-        sm120 = module.DeepseekV4FlashInferSM120Attention
-        patching.wrap(sm120, "_forward_prefill", _forward_prefill_sm120)
-    if hooks.has(module, "DeepseekV4FlashInferMLAAttention._forward"):
-        patching.wrap(module.DeepseekV4FlashInferMLAAttention, "_forward", _forward_sm100)
-
-
-def _forward_prefill_sm120(original: Callable[..., Any], layer: Any, **kwargs: Any) -> None:
-    original(layer, **kwargs)
-    visible = hooks.of(kwargs["swa_metadata"])
-    if visible is not None:
-        _again_sm120(layer, visible, **kwargs)
-
-
-def _again_sm120(
+def attend_sm120(
     layer: Any,
-    visible: Visible,
+    visibility: ImageVisibility,
     *,
     q: torch.Tensor,
     compressed_k_cache: torch.Tensor | None,
@@ -146,11 +35,12 @@ def _again_sm120(
     attn_metadata: Any,
     swa_metadata: Any,
 ) -> None:
+    """Attend the image rows of `output` again; keywords as of vLLM's `_forward_prefill`."""
     from vllm.models.deepseek_v4.nvidia import flashinfer_sparse as module
 
-    rows = visible.rows
+    rows = visibility.rows
     query = layer._prepare_query(q.index_select(0, rows), output)
-    indices, lens = slots(visible, swa_metadata)
+    indices, lens = slots(visibility, swa_metadata)
     extra_indices = extra_lens = extra_cache = None
     if layer.compress_ratio > 1:
         batch_rows = rows + swa_metadata.num_decode_tokens
@@ -198,21 +88,21 @@ def slices(count: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
-def slots(visible: Visible, swa_metadata: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def slots(visibility: ImageVisibility, swa_metadata: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Cache slots of the sliding-window keys of every image row, made once per step.
 
     int32 (image rows, 1, width), -1 where unused, and int32 (image rows,), how many are used.
     """
-    if "slots" not in visible.cache:
-        visible.cache["slots"] = _slots(visible, swa_metadata)
-    return visible.cache["slots"]
+    if "slots" not in visibility.cache:
+        visibility.cache["slots"] = _slots(visibility, swa_metadata)
+    return visibility.cache["slots"]
 
 
-def _slots(visible: Visible, swa_metadata: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _slots(visibility: ImageVisibility, swa_metadata: Any) -> tuple[torch.Tensor, torch.Tensor]:
     table, size = swa_metadata.block_table, swa_metadata.block_size
-    found = [spans.keys(span, visible.window) for span in visible.spans]
+    found = [spans.keys(span.image, visibility.window) for span in visibility.spans]
     request = [
-        np.full(s.count, swa_metadata.num_decodes + s.request, np.int32) for s in visible.spans
+        np.full(s.count, swa_metadata.num_decodes + s.request, np.int32) for s in visibility.spans
     ]
     host = np.stack(
         [
@@ -221,8 +111,8 @@ def _slots(visible: Visible, swa_metadata: Any) -> tuple[torch.Tensor, torch.Ten
             np.concatenate(request),
         ]
     )
-    first, count, request_row = hooks.upload(host, table.device)
-    column = torch.arange(visible.width, dtype=torch.int32, device=table.device)
+    first, count, request_row = spans.upload(host, table.device)
+    column = torch.arange(visibility.width, dtype=torch.int32, device=table.device)
     used = column < count[:, None]
     position = torch.where(used, first[:, None] + column, first[:, None])
     block = table[request_row.long()[:, None], (position // size).long()]
@@ -230,16 +120,13 @@ def _slots(visible: Visible, swa_metadata: Any) -> tuple[torch.Tensor, torch.Ten
     return torch.where(used, slot, -1).to(torch.int32)[:, None], count.contiguous()
 
 
-def _forward_sm100(original: Callable[..., Any], layer: Any, **kwargs: Any) -> None:
-    original(layer, **kwargs)
-    visible = hooks.of(kwargs["swa_metadata"])
-    if visible is None:
-        return
+def attend_sm100(layer: Any, visibility: ImageVisibility, **kwargs: Any) -> None:
+    """Attend the image rows of `output` again; keywords as of vLLM's `_forward`."""
     decodes = kwargs["swa_metadata"].num_decode_tokens
-    for span in visible.spans:
+    for span in visibility.spans:
         part = slice(decodes + span.row, decodes + span.row + span.count)
         query, sink = _pad_heads(kwargs["q"][part], layer.attn_sink, kwargs["output"].shape[1])
-        keys, indices, lens = gathered(layer, visible, span, part, **kwargs)
+        keys, indices, lens = gathered(layer, visibility, span, part, **kwargs)
         attended = _flash_mla_sparse_fwd(query, keys, indices, layer.scale, sink, lens)
         kwargs["output"][part] = attended[:, : kwargs["output"].shape[1]]
 
@@ -260,7 +147,7 @@ def _pad_heads(
 
 def gathered(
     layer: Any,
-    visible: Visible,
+    visibility: ImageVisibility,
     span: RowSpan,
     part: slice,
     *,
@@ -277,11 +164,12 @@ def gathered(
     image's rows in the batch.
     """
     device = swa_k_cache.device
-    first, count = spans.keys(span, visible.window)
+    image = span.image
+    first, count = spans.keys(image, visibility.window)
     start = int(first[0])
     table = swa_metadata.block_table[swa_metadata.num_decodes + span.request]
-    keys = [_take(swa_k_cache, table, swa_metadata.block_size, start, span.end + 1)]
-    window_keys = span.end + 1 - start
+    keys = [_take(swa_k_cache, table, swa_metadata.block_size, start, image.stop)]
+    window_keys = image.stop - start
     topk = 0
     lens_topk = np.zeros(span.count, dtype=np.int32)
     if layer.compress_ratio > 1 and kv_cache is not None:
@@ -292,13 +180,13 @@ def gathered(
             local = attn_metadata.c128a_prefill_topk_indices[span.row : span.row + span.count]
         topk = local.shape[-1]
         # As many as the indexer and the C128A builder fill, by position alone.
-        position = np.arange(span.start, span.end + 1, dtype=np.int32)
+        position = np.arange(image.first, image.stop, dtype=np.int32)
         lens_topk = np.minimum((position + 1) // ratio, topk).astype(np.int32)
         compressed = attn_metadata.block_table[swa_metadata.num_decodes + span.request]
         size = attn_metadata.block_size // ratio
-        keys.append(_take(kv_cache, compressed, size, 0, (span.end + 1) // ratio))
-    columns = -(-(topk + visible.width) // 128) * 128
-    first, count, lens_topk = hooks.upload(np.stack([first, count, lens_topk]), device)
+        keys.append(_take(kv_cache, compressed, size, 0, image.stop // ratio))
+    columns = -(-(topk + visibility.width) // 128) * 128
+    first, count, lens_topk = spans.upload(np.stack([first, count, lens_topk]), device)
     column = torch.arange(columns, dtype=torch.int32, device=device)
     in_window = column - lens_topk[:, None]
     indices = torch.where(in_window < count[:, None], first[:, None] - start + in_window, -1)

@@ -8,86 +8,50 @@ Only the index rows, written by `combine_topk_swa_indices`, need to reach them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from vllm.triton_utils import tl, triton
 
-from vision_exp import patching
-from vision_exp.visibility import hooks
-
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-# Or _set_mm_prefix_range_for_metadata: a release up to 0.23, where images stay causal.
-REQUIRES = (
-    "vllm.models.deepseek_v4.nvidia.flashmla:"
-    "DeepseekV4FlashMLAAttention._forward_prefill(swa_metadata)"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashmla:combine_topk_swa_indices"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.common.ops.cache_utils:combine_topk_swa_indices(topk_indices, "
-    "query_start_loc, seq_lens, gather_lens, window_size, compress_ratio, topk, M, N)"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.triton_utils:tl",
-    "vllm.triton_utils:triton",
-)
+from vision_exp.engine import context
+from vision_exp.visibility.spans import ImageVisibility
 
 # FlashMLA's sparse prefill wants the number of columns to be a multiple of this.
 ALIGNMENT = 128
 WORKERS = 128
 
 
-class _Cursor:
+@dataclass(frozen=True)
+class PrefillCursor:
     """The images of the running `_forward_prefill`, and how many prefill rows are indexed yet."""
 
-    def __init__(self, visible: hooks.Visible) -> None:
-        self.visible = visible
-        self.row = 0
+    visibility: ImageVisibility
+    row: int = 0
 
 
-_running: _Cursor | None = None
-
-
-def wrap(module: Any) -> None:
-    """Wrap the attention class of `vllm.models.deepseek_v4.nvidia.flashmla`."""
-    if hooks.has(module, "DeepseekV4FlashMLAAttention._forward_prefill"):  # from 0.23
-        patching.wrap(module.DeepseekV4FlashMLAAttention, "_forward_prefill", _forward_prefill)
-        patching.wrap(module, "combine_topk_swa_indices", _combine)
-
-
-def _forward_prefill(
-    original: Callable[..., Any], layer: Any, *args: Any, swa_metadata: Any, **kwargs: Any
-) -> Any:
-    global _running
-    visible = hooks.of(swa_metadata)
-    if visible is None:
-        return original(layer, *args, swa_metadata=swa_metadata, **kwargs)
-    _running = _Cursor(visible)
-    try:
-        return original(layer, *args, swa_metadata=swa_metadata, **kwargs)
-    finally:
-        _running = None
-
-
-def _combine(
+def combine(
     original: Callable[..., Any], topk_indices: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    cursor = _running
+    """vLLM's `combine_topk_swa_indices`, or `combine_wide` for a call with image rows."""
+    cursor: PrefillCursor | None = context.current().prefill
     if cursor is None:
         return original(topk_indices, *args, **kwargs)
     # vLLM goes through the prefill requests in order, a group of them per call.
-    start = cursor.row
-    stop = cursor.row = start + topk_indices.shape[0]
-    if not cursor.visible.any_in(start, stop):
+    visibility, start = cursor.visibility, cursor.row
+    stop = start + topk_indices.shape[0]
+    context.publish(prefill=PrefillCursor(visibility, stop))
+    if not visibility.any_in(start, stop):
         return original(topk_indices, *args, **kwargs)
-    left, right = cursor.visible.left[start:stop], cursor.visible.right[start:stop]
+    lookback, lookahead = visibility.lookback[start:stop], visibility.lookahead[start:stop]
     kwargs.pop("out", None)  # vLLM's buffer is as wide as a causal row
-    return combine_wide(topk_indices, left, right, cursor.visible.image_tokens, *args, **kwargs)
+    return combine_wide(topk_indices, lookback, lookahead, visibility.image_tokens, *args, **kwargs)
 
 
 def combine_wide(
     topk_indices: torch.Tensor,
-    left: torch.Tensor,
-    right: torch.Tensor,
+    lookback: torch.Tensor,
+    lookahead: torch.Tensor,
     image_tokens: int,
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -100,9 +64,9 @@ def combine_wide(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Index rows into gathered keys, as `combine_topk_swa_indices` makes them, images widened.
 
-    topk_indices: int32 (rows, >= topk); left, right: int32 (rows,). Request i of the group has its
-    keys at M * i: compressed ones first, sliding-window ones from N on. Returns int32 (rows,
-    columns), -1 where unused, and int32 (rows,), the used columns of each row.
+    topk_indices: int32 (rows, >= topk); lookback, lookahead: int32 (rows,). Request i of the group
+    has its keys at M * i: compressed ones first, sliding-window ones from N on. Returns int32
+    (rows, columns), -1 where unused, and int32 (rows,), the used columns of each row.
     """
     rows = topk_indices.shape[0]
     columns = triton.cdiv(topk + window_size + image_tokens, ALIGNMENT) * ALIGNMENT
@@ -115,8 +79,8 @@ def combine_wide(
         lens,
         topk_indices,
         topk_indices.stride(0),
-        left,
-        right,
+        lookback,
+        lookahead,
         query_start_loc,
         seq_lens,
         gather_lens,
@@ -138,8 +102,8 @@ def _combine_kernel(
     lens_ptr,
     topk_ptr,
     topk_stride,
-    left_ptr,
-    right_ptr,
+    lookback_ptr,
+    lookahead_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
     gather_lens_ptr,
@@ -165,9 +129,9 @@ def _combine_kernel(
         position = first_position + row - query_start
         # The indexer and the C128A builder fill this many columns, by position alone.
         topk_len = tl.minimum((position + 1) // COMPRESS_RATIO, TOPK)
-        first = tl.minimum(position - WINDOW + 1, position - tl.load(left_ptr + row))
+        first = tl.minimum(position - WINDOW + 1, position - tl.load(lookback_ptr + row))
         first = tl.maximum(first, 0)
-        count = position + tl.load(right_ptr + row) - first + 1
+        count = position + tl.load(lookahead_ptr + row) - first + 1
         out = indices_ptr + row * indices_stride
         selected = tl.load(topk_ptr + row * topk_stride + topk_column, mask=topk_column < topk_len)
         tl.store(out + topk_column, selected + M * request, mask=topk_column < topk_len)

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from vision_exp import layout
-from vision_exp.routing.topk import mm_topk, mm_topk_reference
+from vision_exp.routing.reference import mm_topk_reference
+from vision_exp.routing.topk import mm_topk
 
 SCALE = 1.5
 VOCAB = 129280

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
@@ -20,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu.lib.rig import Report
 
-from vision_exp.visibility import flashinfer, hooks
-from vision_exp.visibility.spans import RowSpan, reach
+from vision_exp.engine.spans import ImageSpan
+from vision_exp.visibility import flashinfer
+from vision_exp.visibility.spans import ImageVisibility, RowSpan, look_distances
 
 WINDOW, IMAGE, BLOCK, DIM, HEADS, TOPK = 128, 384, 64, 512, 64, 512
 STOP, START, END = 1200, 803, 1170
@@ -58,18 +58,18 @@ def check(dtype: torch.dtype, ratio: int, heads: int) -> tuple[bool, str]:
     layer = SimpleNamespace(
         compress_ratio=ratio, topk_indices_buffer=chosen, attn_sink=sink, scale=DIM**-0.5
     )
-    span = RowSpan(request=0, row=START, start=START, end=END)
-    left, right = torch.from_numpy(reach([span], rows)).cuda()
+    span = RowSpan(request=0, row=START, image=ImageSpan(START, END + 1))
+    lookback, lookahead = torch.from_numpy(look_distances([span], rows)).cuda()
     image_rows = torch.arange(START, END + 1, device="cuda")
     swa = SimpleNamespace(num_decodes=0, num_decode_tokens=0, block_table=table, block_size=BLOCK)
-    swa.vision_exp_visible = hooks.Visible(left, right, image_rows, (span,), WINDOW, IMAGE)
+    visibility = ImageVisibility(lookback, lookahead, image_rows, (span,), WINDOW, IMAGE)
     info = SimpleNamespace(
         block_table=compressed_table, block_size=256, c128a_prefill_topk_indices=chosen
     )
     output = torch.zeros(rows, heads, DIM, dtype=torch.bfloat16, device="cuda")
-    flashinfer._forward_sm100(
-        nothing,
+    flashinfer.attend_sm100(
         layer,
+        visibility,
         q=query,
         kv_cache=compressed_cache if ratio > 1 else None,
         swa_k_cache=cache,
@@ -83,10 +83,6 @@ def check(dtype: torch.dtype, ratio: int, heads: int) -> tuple[bool, str]:
     error = float(((got - want).flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)).max())
     others = float(output[:START].abs().max()) + float(output[END + 1 :].abs().max())
     return error < LIMIT and others == 0, f"relative error {error:.3g}; other rows {others:.3g}"
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Stands for vLLM's own pass."""
 
 
 def paged(values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -30,7 +30,7 @@ from gpu.lib.rig import SQUARE, WIDE, Ask, Engine, Report, picture, replaced, te
 from gpu.reference.attention import Recorded
 
 from vision_exp import layout
-from vision_exp.visibility import hooks
+from vision_exp.visibility import spans, support
 
 #: Relative error of BF16 attention against float32 over the same cached keys.
 BF16_LIMIT = 2e-2
@@ -64,8 +64,8 @@ def prompts() -> dict[str, Ask]:
 
 
 def described(engine: Engine) -> tuple[bool, str]:
-    said = hooks.describe(engine.llm.llm_engine.vllm_config)
-    return said == hooks.BIDIRECTIONAL, said
+    said = support.describe(engine.llm.llm_engine.vllm_config)
+    return said == support.BIDIRECTIONAL, said
 
 
 def builders(engine: Engine) -> list[Any]:
@@ -249,14 +249,14 @@ def concurrent(engine: Engine) -> tuple[bool, str]:
 @contextmanager
 def watched(seen: list[int]) -> Iterator[None]:
     """Counts the images of every batch for which metadata is built."""
-    plain = hooks.visible_rows
+    plain = spans.image_visibility
 
     def counted(*args: Any) -> Any:
         found = plain(*args)
         seen.append(0 if found is None else len(found.spans))
         return found
 
-    with replaced(hooks, "visible_rows", counted):
+    with replaced(spans, "image_visibility", counted):
         yield
 
 

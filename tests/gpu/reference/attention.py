@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from gpu.lib.rig import replaced
 
-from vision_exp.engine import step
+from vision_exp.engine import context
 
 
 class Recorded:
@@ -59,10 +59,12 @@ class Recorded:
             else:
                 chosen = info.c128a_prefill_topk_indices[:rows]
         query, output = kwargs["q"][:rows], kwargs["output"][:rows]
-        spans = next(iter(step.current().spans.values()))
+        spans = next(iter(context.current().spans.values()))
         errors = []
         for widened in (True, False):
-            mask = self.allowed(rows, stop, [(s.start, s.end) for s in spans] if widened else [])
+            mask = self.allowed(
+                rows, stop, [(s.first, s.stop - 1) for s in spans] if widened else []
+            )
             want = self.attend(query, keys, mask, compressed, chosen, stop)
             heads = attn.n_local_heads
             difference = output[:, :heads].float() - want[:, :heads]

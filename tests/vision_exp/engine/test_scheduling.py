@@ -12,7 +12,14 @@ import vllm_rig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vision_exp.engine.scheduling import Extent, cut_back, extents, largest_chunk, lookahead, whole
+from vision_exp.engine.scheduling import (
+    atomic_spans,
+    clip_chunk,
+    largest_chunk,
+    lookahead,
+    truncate_hit,
+)
+from vision_exp.engine.spans import ImageSpan
 
 CHILD = Path(__file__).parent / "in_vllm" / "child_scheduling.py"
 
@@ -41,21 +48,21 @@ def features(*places: tuple[int, int]) -> list[Any]:
 def test_a_chunk_ends_before_an_image_it_cannot_hold(
     computed: int, new: int, expected: int
 ) -> None:
-    kept = (Extent(10, 30), Extent(40, 60))
-    assert whole(kept, computed, new) == expected
+    spans = (ImageSpan(10, 30), ImageSpan(40, 60))
+    assert clip_chunk(spans, computed, new) == expected
 
 
 @pytest.mark.parametrize(
     ("hit", "expected"), [(0, 0), (10, 10), (11, 10), (29, 10), (30, 30), (35, 35), (41, 40)]
 )
-def test_a_prefix_hit_inside_an_image_is_cut_back(hit: int, expected: int) -> None:
-    assert cut_back((Extent(10, 30), Extent(40, 60)), hit) == expected
+def test_a_prefix_hit_inside_an_image_is_truncated(hit: int, expected: int) -> None:
+    assert truncate_hit((ImageSpan(10, 30), ImageSpan(40, 60)), hit) == expected
 
 
-def test_images_closer_than_the_draft_reads_are_one_extent() -> None:
+def test_images_closer_than_the_draft_reads_are_one_span() -> None:
     near = features((40, 20), (10, 29))  # one token between them
-    assert extents(near, 0) == extents(near, 1) == (Extent(10, 39), Extent(40, 60))
-    assert extents(near, 3) == (Extent(10, 60),)
+    for ahead, expected in ((0, [(10, 39), (40, 60)]), (1, [(10, 39), (40, 60)]), (3, [(10, 60)])):
+        assert [(span.start, span.stop) for span in atomic_spans(near, ahead)] == expected
 
 
 @given(
@@ -65,15 +72,15 @@ def test_images_closer_than_the_draft_reads_are_one_extent() -> None:
 def test_no_sequence_of_budgets_splits_an_image(
     gaps: list[tuple[int, int]], budgets: list[int]
 ) -> None:
-    kept, position = [], 0
+    spans, position = [], 0
     for gap, length in gaps:
-        kept.append(Extent(position + gap, position + gap + length))
-        position = kept[-1].stop
+        spans.append(ImageSpan(position + gap, position + gap + length))
+        position = spans[-1].stop
     computed = 0
     for budget in budgets:
-        new = whole(kept, computed, min(budget, position - computed))
+        new = clip_chunk(spans, computed, min(budget, position - computed))
         computed += new
-        assert not any(extent.holds(computed) for extent in kept)
+        assert not any(span.is_split_at(computed) for span in spans)
 
 
 def test_largest_chunk_is_the_smallest_of_the_limits() -> None:
@@ -160,10 +167,12 @@ def test_schedulers_of_other_checkpoints_are_untouched(release: dict[str, Any]) 
 
 def test_an_image_that_never_fits_is_refused_with_the_number(release: dict[str, Any]) -> None:
     found = release["refusal"]
-    assert found["wrapped"] and found["text model"]
-    assert found["383"] == "accepted"
+    assert found["wrapped"]
+    assert found["text model"] == "accepted, 0 checked"
+    assert found["383"] == "accepted, 1 checked"
+    assert found["reserved"] == "KeyError: 'no block'"
     assert found["382"].startswith("VLLMValidationError: image 0 of the prompt takes 383 tokens")
-    assert found["threshold"] == "VLLMValidationError"
+    assert found["threshold"].startswith("VLLMValidationError")
 
 
 def test_drafts_that_read_ahead_neither_split_nor_hang(release: dict[str, Any]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vision_exp.engine import step
+from vision_exp.engine import context, step
 
 
 @st.composite
@@ -27,7 +30,7 @@ def placeholders(draw):
     )
 )
 def test_every_position_decides(requests):
-    seen: step.Placeholders = {}
+    seen: step.Blocks = {}
     new = [
         SimpleNamespace(req_id=name, num_computed_tokens=start, mm_features=_features(blocks))
         for name, (blocks, start, _, _) in requests.items()
@@ -41,12 +44,12 @@ def test_every_position_decides(requests):
     rows = {name: range(start, start + count) for name, (_, start, count, _) in requests.items()}
     successors = {name: range(r.start, r.stop + 1) for name, r in rows.items()}
     assert target.has_image_rows == any(image[name] & set(rows[name]) for name in requests)
-    assert draft.has_image_rows == any(image[name] & set(successors[name]) for name in requests)
+    assert draft == any(image[name] & set(successors[name]) for name in requests)
     for name, (blocks, *_) in requests.items():
         spans = target.spans.get(name, ())
-        assert [span.end for span in spans] == [o + n - 1 for o, n in blocks]
-        assert all(span.start % 4 == 3 for span in spans)
-        assert all(0 <= span.start - o <= 3 for span, (o, _) in zip(spans, blocks, strict=True))
+        assert [(span.start, span.stop) for span in spans] == [(o, o + n) for o, n in blocks]
+        assert all(span.first % 4 == 3 for span in spans)
+        assert all(0 <= span.first - span.start <= 3 for span in spans)
 
     # The next step: some go on, the others end; what the requests are is remembered.
     ended = {name for name, entry in requests.items() if entry[3]}
@@ -78,8 +81,51 @@ def _output(new=(), cached=None, counts=None, finished=frozenset()):
     )
 
 
-def test_current_is_empty_outside_steps():
-    before = step.set_current(step.StepImages(True))
-    assert before == step.NO_IMAGES
-    assert step.set_current(before) == step.StepImages(True)
-    assert step.current() == step.NO_IMAGES
+@pytest.fixture
+def clean() -> Iterator[None]:
+    before = context.set_current(context.NO_IMAGES)
+    yield
+    context.set_current(before)
+
+
+@pytest.mark.usefixtures("clean")
+def test_current_is_empty_outside_steps() -> None:
+    before = context.set_current(context.StepContext(True))
+    assert before == context.NO_IMAGES
+    assert context.set_current(before) == context.StepContext(True)
+    assert context.current() == context.NO_IMAGES
+
+
+@pytest.mark.usefixtures("clean")
+def test_facts_are_added_to_the_step_and_do_not_outlive_it() -> None:
+    step_context = context.StepContext(True)
+    context.set_current(step_context)
+    context.publish(request_ids=("a", "b"))
+    assert context.current() == context.StepContext(True, request_ids=("a", "b"))
+    assert step_context.request_ids == ()
+    with pytest.raises(TypeError):
+        context.publish(order=("a",))
+    context.set_current(context.StepContext(True))
+    assert context.current().request_ids == ()
+
+
+@pytest.mark.usefixtures("clean")
+def test_what_a_call_publishes_ends_with_it() -> None:
+    with pytest.raises(KeyError), context.during(mega_moe="outer"):
+        with context.during(mega_moe="inner"):
+            assert context.current().mega_moe == "inner"
+            context.publish(request_ids=("a",))
+        assert (context.current().mega_moe, context.current().request_ids) == ("outer", ("a",))
+        raise KeyError
+    assert context.current().mega_moe is None
+
+
+@pytest.mark.usefixtures("clean")
+def test_threads_that_a_step_starts_see_it() -> None:
+    """vLLM runs micro-batches in threads of their own."""
+    context.set_current(context.StepContext(True))
+    seen: list[context.StepContext] = []
+    thread = threading.Thread(target=lambda: seen.append(context.current()))
+    thread.start()
+    thread.join()
+    assert seen == [context.StepContext(True)]

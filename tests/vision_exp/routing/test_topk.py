@@ -13,7 +13,8 @@ import sources
 import torch
 
 from anchors.releases import wheels
-from vision_exp.routing.topk import mm_topk, mm_topk_reference
+from vision_exp.routing.reference import mm_topk_reference
+from vision_exp.routing.topk import mm_topk
 
 ROOT = Path(__file__).resolve().parents[3]
 SCALE = 1.5

@@ -15,9 +15,9 @@ import vllm_rig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vision_exp.engine.step import ImageSpan
-from vision_exp.visibility import flashinfer, hooks
-from vision_exp.visibility import spans as visibility_rows
+from vision_exp.engine.spans import ImageSpan
+from vision_exp.visibility import flashinfer, support
+from vision_exp.visibility import spans as row_math
 from vision_exp.visibility.spans import RowSpan
 
 CHILD = Path(__file__).parent / "in_vllm" / "child_visibility.py"
@@ -28,8 +28,8 @@ def seen_by(position: int, images: list[ImageSpan]) -> range:
     """The rule in plain Python."""
     first, last = max(position - WINDOW + 1, 0), position
     for image in images:
-        if image.start <= position <= image.end:
-            first, last = min(first, image.start), image.end
+        if image.first <= position < image.stop:
+            first, last = min(first, image.first), image.stop - 1
     return range(first, last + 1)
 
 
@@ -39,12 +39,13 @@ def prompts(draw: st.DrawFn) -> tuple[int, int, list[ImageSpan]]:
     images, position = [], 0
     for _ in range(draw(st.integers(0, 4))):
         start = position + draw(st.integers(0, 300))
-        images.append(ImageSpan(start, start + draw(st.integers(1, 380))))
-        position = images[-1].end + 1
+        pads = draw(st.integers(0, 3))
+        images.append(ImageSpan(start, start + pads + draw(st.integers(2, 381)), pads))
+        position = images[-1].stop
     length = position + draw(st.integers(1, 50))
     computed = draw(st.integers(0, length - 1))
     for image in images:
-        if image.start < computed <= image.end:
+        if image.is_split_at(computed):
             computed = image.start
     return length, computed, images
 
@@ -54,52 +55,57 @@ def test_every_row_sees_what_the_rule_says(batch: list[tuple[int, int, list[Imag
     names = [f"r{i}" for i in range(len(batch))]
     spans = {name: tuple(images) for name, (_, _, images) in zip(names, batch, strict=True)}
     lens = [length - computed for length, computed, _ in batch]
-    whole, split = visibility_rows.row_spans(spans, names, lens, [n for n, _, _ in batch])
-    assert split == []
-    left, right = visibility_rows.reach(whole, sum(lens))
+    complete, partial = row_math.row_spans(spans, names, lens, [n for n, _, _ in batch])
+    assert partial == []
+    lookback, lookahead = row_math.look_distances(complete, sum(lens))
     image_rows = {}
-    for span in whole:
+    for span in complete:
         for offset, (first, count) in enumerate(
-            zip(*visibility_rows.keys(span, WINDOW), strict=True)
+            zip(*row_math.keys(span.image, WINDOW), strict=True)
         ):
             image_rows[span.row + offset] = range(first, first + count)
     row = 0
     for length, computed, images in batch:
         for position in range(computed, length):
             keys = seen_by(position, images)
-            first = max(min(position - WINDOW + 1, position - left[row]), 0)
-            assert range(first, position + right[row] + 1) == keys
+            first = max(min(position - WINDOW + 1, position - lookback[row]), 0)
+            assert range(first, position + lookahead[row] + 1) == keys
             assert image_rows.get(row, keys) == keys
-            inside = any(image.start <= position <= image.end for image in images)
+            inside = any(image.first <= position < image.stop for image in images)
             assert inside == (row in image_rows)
-            assert len(keys) <= visibility_rows.widest(WINDOW, 381)
+            assert len(keys) <= row_math.widest(WINDOW, 381)
             row += 1
     assert row == sum(lens)
 
 
 def test_an_image_of_which_a_part_runs_is_not_widened() -> None:
-    spans = {"a": (ImageSpan(10, 60), ImageSpan(80, 99))}
-    whole, split = visibility_rows.row_spans(spans, ["a"], [50], [90])  # positions 40..89
-    assert whole == []
-    assert [(s.start, s.end) for s in split] == [(10, 60), (80, 99)]
-    assert visibility_rows.row_spans(spans, ["a"], [19], [80]) == ([], [])
-    _, split = visibility_rows.row_spans(spans, ["a"], [20], [80])  # END alone
-    assert [(s.start, s.end) for s in split] == [(10, 60)]
+    first, second = ImageSpan(9, 61, 1), ImageSpan(80, 100)
+    spans = {"a": (first, second)}
+    complete, partial = row_math.row_spans(spans, ["a"], [50], [90])  # positions 40..89
+    assert complete == []
+    assert [span.image for span in partial] == [first, second]
+    assert row_math.row_spans(spans, ["a"], [19], [80]) == ([], [])
+    _, partial = row_math.row_spans(spans, ["a"], [20], [80])  # END alone
+    assert [span.image for span in partial] == [first]
+    assert row_math.row_spans(spans, ["a"], [10], [10]) == ([], [])  # a leading pad alone
+    complete, partial = row_math.row_spans(spans, ["a"], [51], [61])  # from START on
+    assert (complete, partial) == ([RowSpan(0, 0, first)], [])
 
 
 def test_images_outside_the_step_and_of_other_requests_count_for_nothing() -> None:
-    spans = {"a": (ImageSpan(3, 60),), "gone": (ImageSpan(3, 60),)}
-    assert visibility_rows.row_spans(spans, ["b", "a"], [70, 1], [70, 100]) == ([], [])
-    whole, _ = visibility_rows.row_spans(spans, ["b", "a"], [70, 61], [70, 61])
-    assert whole == [RowSpan(request=1, row=73, start=3, end=60)]
+    image = ImageSpan(0, 61, 3)
+    spans = {"a": (image,), "gone": (image,)}
+    assert row_math.row_spans(spans, ["b", "a"], [70, 1], [70, 100]) == ([], [])
+    complete, _ = row_math.row_spans(spans, ["b", "a"], [70, 61], [70, 61])
+    assert complete == [RowSpan(request=1, row=73, image=image)]
 
 
 def test_sm120_needs_a_kernel_for_its_heads_and_the_wide_row() -> None:
     shapes = frozenset({(64, 128), (64, 512), (32, 128)})
-    assert flashinfer.sm120_reason(shapes, 64, 512) is None
-    assert "32-heads-512-keys" in str(flashinfer.sm120_reason(shapes, 32, 512))
-    assert "64-heads-640-keys" in str(flashinfer.sm120_reason(shapes, 64, 640))
-    assert flashinfer.sm120_reason(frozenset(), 64, 512) is not None
+    assert support.sm120_reason(shapes, 64, 512) is None
+    assert "32-heads-512-keys" in str(support.sm120_reason(shapes, 32, 512))
+    assert "64-heads-640-keys" in str(support.sm120_reason(shapes, 64, 640))
+    assert support.sm120_reason(frozenset(), 64, 512) is not None
 
 
 def test_sm120_calls_fit_the_workspace() -> None:
@@ -115,14 +121,14 @@ def test_sm120_calls_fit_the_workspace() -> None:
 
 
 def test_start_up_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "_reason", lambda config: None)
-    monkeypatch.setenv(hooks.REQUIRE_VARIABLE, "1")
-    assert hooks.describe(None) == "bidirectional"
-    monkeypatch.setattr(hooks, "_reason", lambda config: "no-kernel")
+    monkeypatch.setattr(support, "_reason", lambda config: None)
+    monkeypatch.setenv(support.REQUIRE_VARIABLE, "1")
+    assert support.describe(None) == "bidirectional"
+    monkeypatch.setattr(support, "_reason", lambda config: "no-kernel")
     with pytest.raises(RuntimeError, match="no-kernel"):
-        hooks.describe(None)
-    monkeypatch.setenv(hooks.REQUIRE_VARIABLE, "0")
-    assert hooks.describe(None) == "causal reason=no-kernel"
+        support.describe(None)
+    monkeypatch.setenv(support.REQUIRE_VARIABLE, "0")
+    assert support.describe(None) == "causal reason=no-kernel"
 
 
 @cache

@@ -20,21 +20,10 @@ import torch.distributed
 
 from vision_exp.config import is_vision_exp
 
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = (
-    "vllm.distributed.parallel_state:get_tp_group",
-    "vllm.distributed.parallel_state:GroupCoordinator.cpu_group",
-    "vllm.distributed.parallel_state:GroupCoordinator.world_size",
-    "vllm.config.parallel:ParallelConfig.world_size",
-    "vllm.config.parallel:ParallelConfig.tensor_parallel_size",
-    "vllm.config.vllm:VllmConfig.kv_transfer_config",
-    "vllm.config.vllm:VllmConfig.ec_transfer_config",
-)
-
-# Seconds. A rank that fails waits this long for the others to fail too.
-PATIENCE = 30.0
+# A rank that fails waits this long for the others to fail too.
+BARRIER_TIMEOUT_S = 30.0
 # Work that was queued before the error takes no longer, unless it waits for another rank.
-SETTLED = 20.0
+DRAIN_TIMEOUT_S = 20.0
 
 
 def isolated(vllm_config: Any) -> bool:
@@ -54,8 +43,7 @@ def isolated(vllm_config: Any) -> bool:
 
 def recover(error: Exception, images: Sequence[str]) -> None:
     """Return if every rank failed on `images` and can go on; else raise `error` again."""
-    lost = _lost()
-    if not agree(images, lost):
+    if not agree(images, device_lost()):
         raise error
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -64,7 +52,7 @@ def recover(error: Exception, images: Sequence[str]) -> None:
 def agree(images: Sequence[str], lost: bool) -> bool:
     """True if every tensor-parallel rank calls this for the same images and none is lost.
 
-    Ranks that have not failed do not call; they are waited for PATIENCE seconds.
+    Ranks that have not failed do not call; they are waited for BARRIER_TIMEOUT_S.
     """
     from vllm.distributed.parallel_state import get_tp_group
 
@@ -72,7 +60,7 @@ def agree(images: Sequence[str], lost: bool) -> bool:
     if ranks.world_size == 1:
         return not lost
     try:
-        torch.distributed.monitored_barrier(ranks.cpu_group, timedelta(seconds=PATIENCE))
+        torch.distributed.monitored_barrier(ranks.cpu_group, timedelta(seconds=BARRIER_TIMEOUT_S))
     except RuntimeError:
         return False
     found: list[Any] = [None] * ranks.world_size
@@ -80,13 +68,13 @@ def agree(images: Sequence[str], lost: bool) -> bool:
     return all(one == (tuple(images), False) for one in found)
 
 
-def _lost() -> bool:
+def device_lost() -> bool:
     """True if the device does not finish what was queued before the error."""
     if not torch.cuda.is_available():
         return False
     try:
         # Not synchronize(): a sum that another rank never joins would be waited for without end.
-        done, limit = torch.cuda.Event(), time.monotonic() + SETTLED
+        done, limit = torch.cuda.Event(), time.monotonic() + DRAIN_TIMEOUT_S
         done.record()
         while not done.query():
             if time.monotonic() > limit:

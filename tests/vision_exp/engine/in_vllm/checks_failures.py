@@ -277,8 +277,8 @@ def check_nothing_is_added_without_a_failure(hf_config: Any) -> None:
         assert vars(found).keys() == ModelRunnerOutput.__dataclass_fields__.keys()
         assert pickle.dumps(found) == pickle.dumps(ModelRunnerOutput(**vars(copy.copy(found))))
     # vLLM's shared empty output is never written to.
-    reader = scheduler.Reader("i", 0, "reason")
-    failed = scheduler.Failed({"r": reader}, frozenset("i"))
+    affected = scheduler.AffectedRequest("i", 0, "reason")
+    failed = scheduler.FailedStep({"r": affected}, frozenset("i"))
     marked = scheduler.attach(EMPTY_MODEL_RUNNER_OUTPUT, failed)
     assert getattr(pickle.loads(pickle.dumps(marked)), scheduler.FIELD) == failed
     assert not hasattr(EMPTY_MODEL_RUNNER_OUTPUT, scheduler.FIELD)

@@ -20,7 +20,7 @@ from rig_scheduling import (
     status,
 )
 
-from vision_exp.engine import scheduling
+from vision_exp.engine import hooks, scheduling
 
 
 def every_offset() -> dict[str, Any]:
@@ -110,16 +110,16 @@ def connector_hits() -> dict[str, Any]:
         connector.get_num_new_matched_tokens = lambda request, local, n=external: (n, False)
         scheduler.connector = connector
         scheduler.vllm_config.kv_transfer_config = SimpleNamespace(kv_load_failure_policy="fail")
-        scheduling.WholeImages(scheduler).install()
+        scheduling.AtomicImageScheduler(scheduler).install()
         prompt = request(scheduler, "r", 1400, images)
         out[str(external)] = connector.get_num_new_matched_tokens(prompt, 0)[0]
     ends = request(scheduler, "e", 680, images)
     connector.get_num_new_matched_tokens = lambda request, local: (680, True)
-    scheduling.WholeImages(scheduler).install()
+    scheduling.AtomicImageScheduler(scheduler).install()
     out["whole prompt that ends in the image"] = connector.get_num_new_matched_tokens(ends, 0)
     scheduler.vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
     try:
-        scheduling.WholeImages(scheduler).install()
+        scheduling.AtomicImageScheduler(scheduler).install()
         out["recompute"] = "accepted"
     except ValueError as error:
         out["recompute"] = str(error)
@@ -171,21 +171,28 @@ def refusal() -> dict[str, Any]:
     processor = SimpleNamespace(vllm_config=config)
     for tokens in (383, 382):
         config.scheduler_config.max_num_batched_tokens = tokens
-        try:
-            scheduling._process_inputs(lambda _: prompt, processor)
-            out[str(tokens)] = "accepted"
-        except Exception as error:  # noqa: BLE001 - the type is what is checked
-            out[str(tokens)] = f"{type(error).__name__}: {error}"
+        out[str(tokens)] = taken_in(prompt, processor)
     config.scheduler_config.max_num_batched_tokens = 512
     config.scheduler_config.long_prefill_token_threshold = 300
-    try:
-        scheduling._process_inputs(lambda _: prompt, processor)
-        out["threshold"] = "accepted"
-    except Exception as error:  # noqa: BLE001
-        out["threshold"] = type(error).__name__
+    out["threshold"] = taken_in(prompt, processor)
+    # What is not an image block, as here, is refused before its size is looked at.
+    out["reserved"] = taken_in(prompt, processor, blocks=False)
     config.model_config.hf_config = TEXT
-    out["text model"] = scheduling._process_inputs(lambda _: prompt, processor) is prompt
+    out["text model"] = taken_in(prompt, processor, blocks=False)
     return out
+
+
+def taken_in(prompt: Any, processor: Any, blocks: bool = True) -> str:
+    """What the intake says; `blocks`: as if the request's blocks were those of images."""
+    answer = mock.patch.object(
+        hooks.prompts, "check_processed", side_effect=None if blocks else KeyError("no block")
+    )
+    with answer as checked:
+        try:
+            same = hooks._process_inputs(lambda _: prompt, processor) is prompt
+        except Exception as error:  # noqa: BLE001 - the type is what is checked
+            return f"{type(error).__name__}: {error}"
+        return f"accepted, {checked.call_count} checked" if same else "another request"
 
 
 def with_draft() -> dict[str, Any]:
@@ -208,7 +215,7 @@ def with_draft() -> dict[str, Any]:
             scheduler.vllm_config.speculative_config = spec
             for name in ("_try_schedule_encoder_inputs", "_reserve_prefill_lookahead"):
                 scheduler.__dict__.pop(name, None)
-            scheduling.WholeImages(scheduler).install()
+            scheduling.AtomicImageScheduler(scheduler).install()
             scheduler.vllm_config.speculative_config = None
             for budget in (650, 636, 450, 430, 221, 215):
                 scheduler.max_num_scheduled_tokens = budget

@@ -13,8 +13,8 @@ from vllm.config import CUDAGraphMode
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
-from vision_exp.engine import step
-from vision_exp.engine.step import ImageSpan
+from vision_exp.engine import context
+from vision_exp.engine.spans import ImageSpan
 
 
 def new_request(name: str, computed: int, *images: tuple[int, int]) -> NewRequestData:
@@ -61,14 +61,16 @@ class Runner:
     """A runner's life as the wrapped methods see it; records what was current when."""
 
     def __init__(self, module: Any, config: Any) -> None:
-        self.model_config = config.model_config
+        self.vllm_config, self.encoder_cache = config, {}
         self.methods = module.GPUModelRunner
-        self.during: list[step.StepImages] = []
+        self.during: list[context.StepContext] = []
 
-    def call(self, name: str, *args: Any) -> step.StepImages:
+    def call(self, name: str, *args: Any) -> context.StepContext:
         """Run the wrapper that is installed on the real class over a body that only records."""
         wrapper = getattr(self.methods, name).__dict__["__vision_exp_wrapper__"]
-        body = mock.Mock(side_effect=lambda *args: self.during.append(step.current()) or "output")
+        body = mock.Mock(
+            side_effect=lambda *args: self.during.append(context.current()) or "output"
+        )
         equal(wrapper(body, self, *args), "output")
         return self.during[-1]
 
@@ -88,8 +90,8 @@ def image_rows_follow_the_scheduled_ranges(rig: Rig) -> None:
             "execute_model", scheduled({"a": 10}, [new_request("a", 0, (10, 20), (40, 9))])
         )
         equal(images.has_image_rows, False, "ends before the pad")
-        equal(images.spans, {"a": (ImageSpan(11, 29), ImageSpan(43, 48))})
-        equal(step.current().has_image_rows, True, "a draft reads one token further")
+        equal(images.spans, {"a": (ImageSpan(10, 30, 1), ImageSpan(40, 49, 3))})
+        equal(context.current().has_image_rows, True, "a draft reads one token further")
         for start, count, target, draft in (
             (10, 1, True, True),  # a pad alone
             (29, 1, True, True),  # END alone
@@ -100,8 +102,8 @@ def image_rows_follow_the_scheduled_ranges(rig: Rig) -> None:
         ):
             images = runner.call("execute_model", scheduled({"a": count}, cached={"a": start}))
             equal(images.has_image_rows, target, f"{start}+{count}")
-            equal(step.current().has_image_rows, draft, f"draft of {start}+{count}")
-            equal(step.current().spans, images.spans)
+            equal(context.current().has_image_rows, draft, f"draft of {start}+{count}")
+            equal(context.current().spans, images.spans)
 
 
 @check
@@ -110,7 +112,7 @@ def other_requests_and_ends_of_requests(rig: Rig) -> None:
         runner.call("execute_model", scheduled({"a": 5}, [new_request("a", 0, (10, 20))]))
         # Text rows of another request; `a` waits.
         images = runner.call("execute_model", scheduled({"b": 30}, [new_request("b", 0)]))
-        equal(images, step.StepImages())
+        equal(images, context.StepContext())
         # Both in one step, image rows cached by the encoder: nothing else tells them.
         images = runner.call(
             "execute_model", scheduled({"b": 1, "a": 25}, cached={"b": 30, "a": 5})
@@ -123,32 +125,32 @@ def other_requests_and_ends_of_requests(rig: Rig) -> None:
         equal(images.has_image_rows, True)
         # The request sent again with other contents, as for streamed input.
         again = scheduled({"a": 12}, [new_request("a", 0)])
-        equal(runner.call("execute_model", again), step.StepImages())
+        equal(runner.call("execute_model", again), context.StepContext())
         again = scheduled({"a": 12}, [new_request("a", 0, (10, 20))])
         equal(runner.call("execute_model", again).has_image_rows, True)
         # The same id again in the step that ends the request, now without images.
         images = runner.call(
             "execute_model", scheduled({"a": 12}, [new_request("a", 0)], finished={"a"})
         )
-        equal(images, step.StepImages())
-        equal(runner._vision_exp_placeholders, {})
+        equal(images, context.StepContext())
+        equal(runner._vision_exp_blocks, {})
 
 
 @check
 def dummy_runs_and_captures_have_no_images(rig: Rig) -> None:
     for runner in runners(rig):
         for name in ("_dummy_run", "capture_model"):
-            step.set_current(step.StepImages(True))
-            equal(runner.call(name), step.NO_IMAGES, name)
-            equal(step.current(), step.NO_IMAGES, name)
+            context.set_current(context.StepContext(True))
+            equal(runner.call(name), context.NO_IMAGES, name)
+            equal(context.current(), context.NO_IMAGES, name)
 
 
 @check
 def other_models_with_images_are_left_alone(rig: Rig) -> None:
     for runner in runners(rig, rig.text_config()):
-        step.set_current(step.StepImages(True))
+        context.set_current(context.StepContext(True))
         images = runner.call("execute_model", scheduled({"a": 30}, [new_request("a", 0, (10, 20))]))
-        equal((images, step.current()), (step.NO_IMAGES, step.NO_IMAGES))
+        equal((images, context.current()), (context.NO_IMAGES, context.NO_IMAGES))
 
 
 def dispatcher_v1(rig: Rig) -> Any:

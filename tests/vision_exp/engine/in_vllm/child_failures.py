@@ -1,8 +1,8 @@
 """Failing images on the release that is first on PYTHONPATH: with workers, then in one process.
 
 Real in the scenarios: vLLM's engine core, scheduler, MultiprocExecutor, message queues, two worker
-processes, their tensor-parallel group. The worker is failures_worker.py. Each scenario has an
-engine of its own in a forked process; the checks of failures_checks.py follow.
+processes, their tensor-parallel group. The worker is worker_failures.py. Each scenario has an
+engine of its own in a forked process; the checks of checks_failures.py follow.
 
 Prints one JSON object as its last line: name -> null, or the traceback.
 """
@@ -54,7 +54,7 @@ def engine_config(folder: Path, mode: str, ranks: int) -> Any:
         limit_mm_per_prompt={"image": 4},
         tensor_parallel_size=ranks,
         distributed_executor_backend="mp",
-        worker_cls="failures_worker.Worker",
+        worker_cls="worker_failures.Worker",
         mm_encoder_tp_mode=mode,
     ).create_engine_config()
 
@@ -246,10 +246,10 @@ def main() -> None:
         start = time.monotonic()
         config = engine_config(folder, "weights", 2)  # inspects the model class, for all forks
         seconds["set-up"] = round(time.monotonic() - start, 1)
-        patience, failed_ranks.PATIENCE = failed_ranks.PATIENCE, 1.0
+        kept, failed_ranks.BARRIER_TIMEOUT_S = failed_ranks.BARRIER_TIMEOUT_S, 1.0
         for name, scenario in scenarios(folder).items():
             run(name, lambda scenario=scenario: in_fork(scenario, 90))  # type: ignore[misc]
-        failed_ranks.PATIENCE = patience
+        failed_ranks.BARRIER_TIMEOUT_S = kept
         for name, check in vars(checks_failures).items():
             if name.startswith("check_"):
                 run(name, lambda check=check: in_process(check, config))  # type: ignore[misc]

@@ -8,12 +8,12 @@ from __future__ import annotations
 import checks_scheduling as checks
 import observations
 
-from vision_exp.engine import scheduling
+from vision_exp.engine import hooks
 
 
 def main() -> None:
-    scheduling.install()
-    scheduling.install()
+    hooks.install()
+    hooks.install()
     observations.report(
         checks.every_offset,
         checks.cached_image,

@@ -11,15 +11,15 @@ from checks import check, equal, raises
 from rig_routing import HIDDEN, Rig, batch, expected, same, spec_config
 from torch import nn
 
-from vision_exp.engine import step
-from vision_exp.routing import hooks, support
+from vision_exp.engine import context
+from vision_exp.routing import hooks, select, support
 
 
 @check
 def parameter_exists_in_vision_layers_only(rig: Rig) -> None:
     for layer in (0, 3):
         names = dict(rig.moe(layer).named_parameters())
-        bias = names[f"gate.{hooks.BIAS_VL}"]
+        bias = names[f"gate.{select.BIAS_VL}"]
         equal((bias.dtype, tuple(bias.shape)), (torch.float32, (256,)))
         text = dict(rig.moe(layer, text=True).named_parameters())
         equal([name for name in text if name.endswith("_vl")], [])
@@ -47,7 +47,7 @@ def only_image_rows_depend_on_bias_vl(rig: Rig) -> None:
         moe = rig.moe(layer)
         hidden, ids, mask = batch(64, list(range(10, 40)))
         before = rig.forward(moe, hidden, ids, images=True)[1]
-        getattr(moe.gate, hooks.BIAS_VL).data.neg_()
+        getattr(moe.gate, select.BIAS_VL).data.neg_()
         after = rig.forward(moe, hidden, ids, images=True)[1]
         changed = (before != after).any(1)
         equal(bool(changed[mask].all()), True, "every image row follows bias_vl")
@@ -70,7 +70,7 @@ def batch_without_images_takes_vllms_router(rig: Rig) -> None:
             hidden, ids, mask = batch(12, [], torch.int64 if mega else torch.int32)
             # Sentinel ids without scheduled image rows: a stale buffer tail, for example.
             ids[5] = 129258 if layer else ids[5]
-            with mock.patch.object(hooks, "mm_topk", side_effect=AssertionError):
+            with mock.patch.object(select, "mm_topk", side_effect=AssertionError):
                 found = rig.forward(moe, hidden, ids, images=False)
             equal(rig.stock, [{"rows": 12, "hash": layer == 0}])
             same(found, expected(moe, hidden, ids, mask))
@@ -103,14 +103,14 @@ def image_rows_without_their_ids_are_an_error(rig: Rig) -> None:
     for mega in (False, True):
         moe = rig.moe(3, mega=mega)
         with rig.running(images=True):
-            with raises(hooks.MissingTokenIds, "without token ids"):
+            with raises(select.MissingTokenIds, "without token ids"):
                 moe(hidden, None)
-            with raises(hooks.MissingTokenIds, "8 rows with 7 ids"):
+            with raises(select.MissingTokenIds, "8 rows with 7 ids"):
                 moe(hidden, ids[:7])
     # Hidden states that something gathered between the layer's forward and its router.
     router = rig.moe(3).experts.router
     gathered = hidden.repeat(2, 1), torch.randn(16, 256)
-    with rig.running(images=True), raises(hooks.MissingTokenIds, "16 rows with 8 ids"):
+    with rig.running(images=True), raises(select.MissingTokenIds, "16 rows with 8 ids"):
         router.select_experts(hidden_states=gathered[0], router_logits=gathered[1], input_ids=ids)
 
 
@@ -133,9 +133,9 @@ def mask_is_made_once_per_forward_pass(rig: Rig) -> None:
     layers = [rig.moe(layer) for layer in (0, 3)]
     hidden, ids, mask = batch(9, [4])
     calls = []
-    made = hooks.layout.image_token_mask
+    made = select.layout.image_token_mask
     counted = mock.patch.object(
-        hooks.layout, "image_token_mask", lambda ids: calls.append(1) or made(ids)
+        select.layout, "image_token_mask", lambda ids: calls.append(1) or made(ids)
     )
     with counted, rig.running(images=True):
         for layer in layers:
@@ -145,7 +145,7 @@ def mask_is_made_once_per_forward_pass(rig: Rig) -> None:
         equal(len(calls), 2, "other ids, other mask")
         layers[0](hidden, ids)
         equal(len(calls), 3)
-        step.set_current(step.StepImages(True))
+        context.set_current(context.StepContext(True))
         layers[0](hidden, ids)
         equal(len(calls), 4, "other step, other mask")
     equal(bool(mask.any()), True)
@@ -193,7 +193,7 @@ def loading_checks_every_layer(rig: Rig) -> None:
     config = SimpleNamespace(parallel_config=parallel, model_config=rig.config.model_config)
     runner = SimpleNamespace(vllm_config=config)
     for wrapper in (hooks._load_model, hooks._load_model_v2):
-        with mock.patch.object(hooks, "mm_topk", wraps=hooks.mm_topk) as routed:
+        with mock.patch.object(select, "mm_topk", wraps=select.mm_topk) as routed:
             equal(wrapper(lambda runner: "loaded", runner), "loaded")
         kinds = {call.kwargs["tid2eid"] is not None for call in routed.call_args_list}
         equal(kinds, {False, True}, "both kinds of layer are compiled before the first request")
@@ -263,7 +263,7 @@ def mtp_draft_hands_its_ids_on(rig: Rig) -> None:
         with rig.running(images=False):
             layer(*arguments)
         equal(layer.mtp_block.seen[-1], None, "a text step runs as in stock vLLM")
-        with rig.running(images=True), raises(hooks.MissingTokenIds, "without"):
+        with rig.running(images=True), raises(select.MissingTokenIds, "without"):
             layer(None, *arguments[1:])
         if hasattr(rig.mtp, "sp_shard"):
             layer.mtp_block.use_sequence_parallel = True

@@ -16,7 +16,7 @@ import triton.language
 
 from vision_exp.layout import PLACEHOLDER_ID, SENTINEL_FIRST, SENTINEL_LAST, image_token_mask
 from vision_exp.routing.kernel import Launch, launch
-from vision_exp.routing.topk import mm_topk_reference
+from vision_exp.routing.reference import mm_topk_reference
 
 
 def case(rows: int, experts: int, top_k: int, dtype: torch.dtype, ids: torch.dtype, hashed: bool):

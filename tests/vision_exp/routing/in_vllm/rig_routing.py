@@ -24,8 +24,10 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.fused_moe.router import fused_topk_bias_router
 
-from vision_exp.engine import step
-from vision_exp.routing import hooks
+from vision_exp.engine import context
+from vision_exp.engine import hooks as engine_hooks
+from vision_exp.model import model as vision_model
+from vision_exp.routing import hooks, select
 
 EXPERTS, TOP_K, HIDDEN, SCALE = 256, 6, 128, 1.5
 IMAGE_IDS = (129257, 129258, 129259, 129260, 129261)
@@ -68,11 +70,12 @@ class Rig:
         import vllm.models.deepseek_v4.nvidia.mtp as mtp
 
         self.model, self.mtp, self.dspark = model, mtp, dspark
-        step.install()
+        engine_hooks.install()
         hooks.install()
         hooks.install_model(vars(model))
         hooks.install_draft("dspark", vars(dspark))
         hooks.install_draft("mtp", vars(mtp))
+        vision_model.install_draft("mtp", vars(mtp))
         with set_current_vllm_config(self.config):
             init_distributed_environment(1, 0, f"file://{tempfile.mktemp()}", 0, "gloo")
             initialize_model_parallel(1, 1)
@@ -101,7 +104,7 @@ class Rig:
         gate = moe.gate
         gate.cpu_linear = torch.nn.functional.linear  # made after loading, by vLLM on a CPU
         gate.weight.data = torch.randn(EXPERTS, HIDDEN, dtype=gate.weight.dtype) / 4
-        for bias in (gate.e_score_correction_bias, getattr(gate, hooks.BIAS_VL, None)):
+        for bias in (gate.e_score_correction_bias, getattr(gate, select.BIAS_VL, None)):
             if bias is not None:
                 bias.data = torch.randn(EXPERTS)
         if not mega:
@@ -155,12 +158,12 @@ class Rig:
 
     @contextlib.contextmanager
     def running(self, images: bool) -> Iterator[None]:
-        before = step.set_current(step.StepImages(images))
+        before = context.set_current(context.StepContext(images))
         try:
             with set_forward_context(None, self.config), torch.inference_mode():
                 yield
         finally:
-            step.set_current(before)
+            context.set_current(before)
 
 
 class QuantMethod(nn.Module):
@@ -210,7 +213,7 @@ def expected(moe: Any, hidden: torch.Tensor, ids: torch.Tensor, mask: torch.Tens
     """What the published rule gives for a mixed batch, from two separate selections."""
     with torch.inference_mode():
         logits, _ = moe.gate(hidden)
-        bias_vl = getattr(moe.gate, hooks.BIAS_VL)
+        bias_vl = getattr(moe.gate, select.BIAS_VL)
         safe = torch.where(mask, 0, ids)
         text = plain_route(logits, moe.gate.e_score_correction_bias, safe, moe.gate.tid2eid)
         image = plain_route(logits, bias_vl)

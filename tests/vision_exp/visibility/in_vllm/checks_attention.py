@@ -21,7 +21,7 @@ from rig_attention import (
 )
 from rig_visibility import BATCHES, DIM, HEADS, built, mixed
 
-from vision_exp.visibility import flashinfer
+from vision_exp.visibility import hooks
 
 
 def flashmla() -> dict[str, Any]:
@@ -177,7 +177,7 @@ def flashinfer_sm100() -> dict[str, Any]:
             original = lambda layer, **kwargs: None  # noqa: E731
             kernel = replaced_kernels(module, torch.float32)["flash_mla_sparse_fwd"]
             with replaced(module, flash_mla_sparse_fwd=kernel):
-                flashinfer._forward_sm100(
+                hooks._forward_sm100(
                     original,
                     layer(data, ratio, pad(sink), meta),
                     q=q,

@@ -21,32 +21,32 @@ from rig_visibility import (
     text_only,
 )
 
-from vision_exp.visibility import flashinfer, hooks
+from vision_exp.visibility import flashinfer, spans, support
 
-real_describe = hooks.describe
+real_describe = support.describe
 
 
 def builder_rows() -> dict[str, Any]:
-    """The wrapped builder on every batch: reach, slots and stock fields against the rule."""
+    """The wrapped builder on every batch: distances, slots and stock fields against the rule."""
     stock = new_builder(vision=False)
     bad: list[Any] = []
     for make in (*BATCHES, *((lambda work=work: work) for work in offsets())):
         work, wide = built(make)
         plain = metadata(stock, work, images=True)
-        if hooks.of(plain) is not None:
+        if spans.get(plain) is not None:
             bad.append("text checkpoint")
         bad += differing(plain, wide)
-        visible = hooks.of(wide)
+        visible = spans.get(wide)
         base, row = wide.num_decodes, 0
         indices, lens = flashinfer.slots(visible, wide)
         by_row = {int(r): i for i, r in enumerate(visible.rows)}
         for i, request in enumerate(work.requests[base:]):
             for position in range(request.total - request.new, request.total):
                 keys = seen_by(request, position)
-                left, right = int(visible.left[row]), int(visible.right[row])
-                first = max(min(position - WINDOW + 1, position - left), 0)
-                if range(first, position + right + 1) != keys:
-                    bad.append((request, position, left, right))
+                back, ahead = int(visible.lookback[row]), int(visible.lookahead[row])
+                first = max(min(position - WINDOW + 1, position - back), 0)
+                if range(first, position + ahead + 1) != keys:
+                    bad.append((request, position, back, ahead))
                 if (row in by_row) != (seen_by(request, position, False) != keys) and not any(
                     start <= position <= end for start, end in request.images
                 ):
@@ -80,33 +80,28 @@ def nothing_to_widen() -> dict[str, Any]:
     """Text-only batches and decodes get nothing, and no function of the overlay runs."""
     builder, out = new_builder(vision=True), {}
     for make in (text_only, decodes_only):
-        out[make.__name__] = hooks.of(metadata(builder, make(), images=True)) is None
+        out[make.__name__] = spans.get(metadata(builder, make(), images=True)) is None
     return out
 
 
 def lost_order() -> str:
-    builder = new_builder(vision=True)
-    hooks.set_order([])
-    keep, hooks.set_order = hooks.set_order, lambda _: None
     try:
-        metadata(builder, long_image(), images=True)
+        metadata(new_builder(vision=True), long_image(), images=True, order=False)
     except RuntimeError as error:
         return str(error)
-    finally:
-        hooks.set_order = keep
     return "accepted"
 
 
 def described() -> dict[str, Any]:
     """The start-up answer of this (CPU) installation, as it is and with parts of it replaced."""
     config = SimpleNamespace(parallel_config=SimpleNamespace(), model_config=None)
-    out: dict[str, Any] = {"cpu": real_describe(config), "missing": hooks.missing_hooks()}
-    os.environ[hooks.REQUIRE_VARIABLE] = "1"
+    out: dict[str, Any] = {"cpu": real_describe(config), "missing": support.missing_hooks()}
+    os.environ[support.REQUIRE_VARIABLE] = "1"
     try:
         real_describe(config)
         out["required"] = "accepted"
     except RuntimeError as error:
         out["required"] = str(error)
     finally:
-        del os.environ[hooks.REQUIRE_VARIABLE]
+        del os.environ[support.REQUIRE_VARIABLE]
     return out

@@ -13,7 +13,7 @@ import observations
 import rig_visibility
 import torch
 
-from vision_exp.visibility import hooks
+from vision_exp.visibility import hooks, support
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     hooks.install()
     hooks.install()
     # This machine has no GPU, where it would say `causal` and the builder would do nothing.
-    hooks.describe = lambda config: hooks.BIDIRECTIONAL
+    support.describe = lambda config: support.BIDIRECTIONAL
     with torch.inference_mode():
         observations.report(
             rows.builder_rows,

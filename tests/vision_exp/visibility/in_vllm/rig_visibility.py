@@ -22,9 +22,8 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from vision_exp.engine import step
-from vision_exp.engine.step import ImageSpan
-from vision_exp.visibility import hooks
+from vision_exp.engine import context
+from vision_exp.engine.spans import ImageSpan
 
 WINDOW, IMAGE, BLOCK, DIM, HEADS = 128, 384, 64, 512, 2
 SWA = "vllm.v1.attention.backends.mla.sparse_swa"
@@ -111,17 +110,28 @@ def new_builder(vision: bool) -> Any:
     return swa.DeepseekSparseSWAMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
 
 
-def metadata(builder: Any, work: Batch, images: bool) -> Any:
+def publish_order(names: list[str]) -> None:
+    """What the wrapper of V2's `prepare_attn` does before vLLM's own."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    wrapper = GPUModelRunner.prepare_attn.__dict__["__vision_exp_wrapper__"]
+    wrapper(lambda runner, batch: None, None, SimpleNamespace(req_ids=names))
+
+
+def metadata(builder: Any, work: Batch, images: bool, order: bool = True) -> Any:
     """Built by the release's own builder; `images`: the step knows the batch's images."""
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     starts = torch.tensor(work.starts, dtype=torch.int32)
     lens = torch.tensor([r.total for r in work.requests], dtype=torch.int32)
     spans = {
-        r.name: tuple(ImageSpan(*image) for image in r.images) for r in work.requests if r.images
+        r.name: tuple(ImageSpan(start, end + 1) for start, end in r.images)
+        for r in work.requests
+        if r.images
     }
-    step.set_current(step.StepImages(bool(spans), spans) if images else step.NO_IMAGES)
-    hooks.set_order([r.name for r in work.requests])
+    context.set_current(context.StepContext(bool(spans), spans) if images else context.NO_IMAGES)
+    if order:
+        publish_order([r.name for r in work.requests])
     common = CommonAttentionMetadata(
         query_start_loc=starts,
         query_start_loc_cpu=starts,
@@ -137,7 +147,7 @@ def metadata(builder: Any, work: Batch, images: bool) -> Any:
     try:
         return builder.build(0, common)
     finally:
-        step.set_current(step.NO_IMAGES)
+        context.set_current(context.NO_IMAGES)
 
 
 def slot(work: Batch, request: int, position: int) -> int:

@@ -1,0 +1,284 @@
+"""Everything that the engine room changes in vLLM: scheduler, intake, client and model runners."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+from vision_exp import patching
+from vision_exp.chat import prompts
+from vision_exp.config import is_vision_exp
+from vision_exp.engine import context, graphs, scheduling, step
+from vision_exp.engine.failures import client, worker
+from vision_exp.engine.failures import scheduler as failed_requests
+
+# What this room needs of vLLM; `hotfix.py drift` looks for it in every release.
+# Or FusedMoE: a release up to 0.26, which does without.
+# Or _get_attention_kv_cache_gid: a release up to 0.27, which does without.
+REQUIRES = (
+    "vllm.config.kv_transfer:KVTransferConfig.kv_load_failure_policy",
+    "vllm.config.parallel:ParallelConfig.world_size",
+    "vllm.config.parallel:ParallelConfig.tensor_parallel_size",
+    "vllm.config.scheduler:SchedulerConfig.max_num_scheduled_tokens",
+    "vllm.config.scheduler:SchedulerConfig.max_num_batched_tokens",
+    "vllm.config.scheduler:SchedulerConfig.long_prefill_token_threshold",
+    "vllm.config.speculative:SpeculativeConfig.max_num_new_slots_for_drafting",
+    "vllm.config.speculative:SpeculativeConfig.num_speculative_tokens",
+    "vllm.config.speculative:SpeculativeConfig.use_eagle",
+    "vllm.config.speculative:SpeculativeConfig.use_multi_module_mtp"
+    " | vllm.models.deepseek_v4.nvidia.model:FusedMoE",
+    "vllm.config.vllm:VllmConfig.kv_transfer_config",
+    "vllm.config.vllm:VllmConfig.ec_transfer_config",
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:"
+    "KVConnectorBase_V1.get_num_new_matched_tokens(request, num_computed_tokens)",
+    "vllm.distributed.parallel_state:get_tp_group",
+    "vllm.distributed.parallel_state:GroupCoordinator.cpu_group",
+    "vllm.distributed.parallel_state:GroupCoordinator.world_size",
+    "vllm.exceptions:VLLMValidationError",
+    "vllm.exceptions:GenerationError | vllm.entrypoints.openai.engine.protocol:GenerationError",
+    "vllm.multimodal.inputs:MultiModalFeatureSpec.mm_position",
+    "vllm.multimodal.inputs:PlaceholderRange.offset",
+    "vllm.multimodal.inputs:PlaceholderRange.length",
+    "vllm.multimodal.inputs:MultiModalFeatureSpec.identifier",
+    "vllm.multimodal.inputs:PlaceholderRange.get_num_embeds",
+    "vllm.outputs:RequestOutput.request_id",
+    "vllm.outputs:RequestOutput.outputs",
+    "vllm.outputs:CompletionOutput.finish_reason",
+    "vllm.outputs:CompletionOutput.stop_reason",
+    "vllm.v1.core.block_pool:BlockPool.null_block",
+    "vllm.v1.core.block_pool:BlockPool.num_gpu_blocks",
+    "vllm.v1.core.encoder_cache_manager:EncoderCacheManager.cached",
+    "vllm.v1.core.encoder_cache_manager:EncoderCacheManager.freeable",
+    "vllm.v1.core.encoder_cache_manager:EncoderCacheManager.freed",
+    "vllm.v1.core.encoder_cache_manager:EncoderCacheManager.num_free_slots",
+    "vllm.v1.core.kv_cache_coordinator:"
+    "KVCacheCoordinator.find_longest_cache_hit(block_hashes, max_cache_hit_length)",
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.single_type_managers",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.coordinator",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks(request)",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids(request_id)",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.evict_blocks(block_ids)",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.block_pool",
+    "vllm.v1.core.sched.output:SchedulerOutput.finished_req_ids",
+    "vllm.v1.core.sched.output:SchedulerOutput.scheduled_new_reqs",
+    "vllm.v1.core.sched.output:SchedulerOutput.scheduled_cached_reqs",
+    "vllm.v1.core.sched.output:SchedulerOutput.num_scheduled_tokens",
+    "vllm.v1.core.sched.output:NewRequestData.req_id",
+    "vllm.v1.core.sched.output:NewRequestData.num_computed_tokens",
+    "vllm.v1.core.sched.output:CachedRequestData.req_ids",
+    "vllm.v1.core.sched.output:CachedRequestData.num_computed_tokens",
+    "vllm.v1.core.sched.output:NewRequestData.mm_features",
+    "vllm.v1.core.sched.output:SchedulerOutput.free_encoder_mm_hashes",
+    "vllm.v1.core.sched.scheduler:Scheduler.__init__",
+    "vllm.v1.core.sched.scheduler:Scheduler._try_schedule_encoder_inputs("
+    "request, num_computed_tokens, num_new_tokens, encoder_compute_budget)",
+    "vllm.v1.core.sched.scheduler:"
+    "Scheduler._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)"
+    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_attention_kv_cache_gid",
+    "vllm.v1.core.sched.scheduler:Scheduler.connector",
+    "vllm.v1.core.sched.scheduler:Scheduler.kv_cache_manager",
+    "vllm.v1.core.sched.scheduler:Scheduler.vllm_config",
+    "vllm.v1.core.sched.scheduler:"
+    "Scheduler.update_from_output(scheduler_output, model_runner_output)",
+    "vllm.v1.core.sched.scheduler:Scheduler.finish_requests(request_ids, finished_status)",
+    "vllm.v1.core.sched.scheduler:Scheduler.requests",
+    "vllm.v1.core.sched.scheduler:Scheduler.encoder_cache_manager",
+    "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.block_size",
+    "vllm.v1.cudagraph_dispatcher:CUDAGraphMode",
+    "vllm.v1.cudagraph_dispatcher:"
+    "CudagraphDispatcher.dispatch(num_tokens, valid_modes, invalid_modes)",
+    "vllm.v1.engine:EngineCoreOutput.request_id",
+    "vllm.v1.engine:EngineCoreOutput.new_token_ids",
+    "vllm.v1.engine:EngineCoreOutput.finish_reason",
+    "vllm.v1.engine:EngineCoreOutput.stop_reason",
+    "vllm.v1.engine:EngineCoreOutputs.outputs",
+    "vllm.v1.engine:FinishReason.ERROR",
+    "vllm.v1.engine.async_llm:AsyncLLM.generate",
+    "vllm.v1.engine.async_llm:AsyncLLM.vllm_config",
+    "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
+    "vllm.v1.engine.input_processor:InputProcessor.vllm_config",
+    "vllm.v1.outputs:AsyncModelRunnerOutput.get_output",
+    "vllm.v1.request:Request.mm_features",
+    "vllm.v1.request:Request.num_tokens",
+    "vllm.v1.request:Request.request_id",
+    "vllm.v1.request:Request.client_index",
+    "vllm.v1.request:Request.is_finished",
+    "vllm.v1.request:RequestStatus.FINISHED_ERROR",
+    "vllm.v1.worker.gpu.cudagraph_utils:CUDAGraphMode",
+    "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.dispatch(num_reqs, num_tokens)",
+    "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor.cg_mode",
+    "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor.num_tokens",
+    "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor.num_reqs",
+    "vllm.v1.worker.gpu.mm.encoder_cache:EncoderCache.encoder_outputs",
+    "vllm.v1.worker.gpu.mm.encoder_cache:EncoderCache.mm_features",
+    "vllm.v1.worker.gpu.mm.encoder_runner:EncoderRunner.prepare_mm_inputs",
+    "vllm.v1.worker.gpu.mm.encoder_runner:EncoderRunner.gather_mm_embeddings",
+    "vllm.v1.worker.gpu.mm.encoder_runner:EncoderRunner.encoder_cache",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model(scheduler_output)",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner._dummy_run",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.capture_model",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens(grammar_output)",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.encoder_cache",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.vllm_config",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(scheduler_output)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.capture_model",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens(grammar_output)",
+    "vllm.v1.worker.gpu_model_runner:"
+    "GPUModelRunner._batch_mm_inputs_from_scheduler(scheduler_output)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._gather_mm_embeddings(scheduler_output)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.encoder_cache",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.requests",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.vllm_config",
+)
+
+
+def install() -> None:
+    """Wrap scheduler, intake, client, model runners and CUDA graph dispatchers once imported."""
+    patching.when_imported("vllm.v1.core.sched.scheduler", _wrap_scheduler)
+    patching.when_imported("vllm.v1.engine.input_processor", _wrap_input_processor)
+    patching.when_imported("vllm.v1.engine.async_llm", _wrap_client)
+    patching.when_imported("vllm.v1.worker.gpu_model_runner", _wrap_runner_v1)
+    patching.when_imported("vllm.v1.worker.gpu.model_runner", _wrap_runner)
+    patching.when_imported("vllm.v1.worker.gpu.mm.encoder_runner", _wrap_encoder_runner)
+    patching.when_imported("vllm.v1.cudagraph_dispatcher", _wrap_dispatcher_v1)
+    patching.when_imported("vllm.v1.worker.gpu.cudagraph_utils", _wrap_dispatcher_v2)
+
+
+# --- scheduler, intake and client -----------------------------------------------------------------
+
+
+def _wrap_scheduler(module: ModuleType) -> None:
+    patching.wrap(module.Scheduler, "__init__", _scheduler_init)
+    patching.wrap(module.Scheduler, "update_from_output", _update_from_output)
+
+
+def _scheduler_init(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    original(scheduler, *args, **kwargs)
+    model_config = getattr(scheduler.vllm_config, "model_config", None)
+    if model_config is not None and is_vision_exp(model_config.hf_config):
+        scheduling.AtomicImageScheduler(scheduler).install()
+
+
+def _update_from_output(
+    original: Callable[..., Any], scheduler: Any, scheduler_output: Any, model_runner_output: Any
+) -> Any:
+    failed = failed_requests.failed_step(model_runner_output)
+    if failed is None:
+        return original(scheduler, scheduler_output, model_runner_output)
+    # Before vLLM looks at the output, so that it drops what was sampled for these requests.
+    ended = failed_requests.end_requests(scheduler, failed)
+    outputs = original(scheduler, scheduler_output, model_runner_output)
+    failed_requests.add_errors(outputs, ended)
+    return outputs
+
+
+def _wrap_input_processor(module: ModuleType) -> None:
+    patching.wrap(module.InputProcessor, "process_inputs", _process_inputs)
+
+
+def _process_inputs(original: Callable[..., Any], processor: Any, *args: Any, **kwargs: Any) -> Any:
+    request = original(processor, *args, **kwargs)
+    vllm_config = processor.vllm_config
+    if is_vision_exp(vllm_config.model_config.hf_config):
+        # Placeholders first: only blocks that are what they claim have a size to speak of.
+        prompts.check_processed(request, vllm_config.model_config.hf_config)
+        scheduling.check_fits(request.mm_features or (), vllm_config)
+    return request
+
+
+def _wrap_client(module: ModuleType) -> None:
+    patching.wrap(module.AsyncLLM, "generate", _generate)
+
+
+def _generate(
+    original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any
+) -> AsyncGenerator[Any, None]:
+    outputs = original(engine, *args, **kwargs)
+    vision = is_vision_exp(engine.vllm_config.model_config.hf_config)
+    return client.raise_failures(outputs) if vision else outputs
+
+
+# --- model runners --------------------------------------------------------------------------------
+
+
+def _wrap_runner_v1(module: ModuleType) -> None:
+    _wrap_runner(module)
+    runner = module.GPUModelRunner
+    patching.wrap(runner, "_batch_mm_inputs_from_scheduler", _list_inputs)
+    patching.wrap(runner, "_gather_mm_embeddings", _gather_v1)
+
+
+def _wrap_runner(module: ModuleType) -> None:
+    runner = module.GPUModelRunner
+    patching.wrap(runner, "execute_model", _execute_model)
+    patching.wrap(runner, "sample_tokens", _sample_tokens)
+    patching.wrap(runner, "_dummy_run", _without_images)
+    patching.wrap(runner, "capture_model", _without_images)
+
+
+def _wrap_encoder_runner(module: ModuleType) -> None:
+    patching.wrap(module.EncoderRunner, "prepare_mm_inputs", _list_inputs)
+    patching.wrap(module.EncoderRunner, "gather_mm_embeddings", _gather_v2)
+
+
+def _execute_model(
+    original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
+    # The step is known before anything of it runs: gathering, graph dispatch and routing ask.
+    # Failures begin after it, in the same value: only a step with images gives zeros. They report
+    # last, when every image of the step was tried; drafts that sample_tokens runs come after that.
+    draft = step.begin(runner, scheduler_output)
+    output = original(runner, scheduler_output, *args, **kwargs)
+    context.publish(has_image_rows=draft, image_mask=None)
+    return _report(output)
+
+
+def _sample_tokens(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    return _report(original(runner, *args, **kwargs))
+
+
+def _report(output: Any) -> Any:
+    failures = context.current().failures
+    return output if failures is None else failures.report(output)
+
+
+def _without_images(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    context.set_current(context.NO_IMAGES)
+    return original(runner, *args, **kwargs)
+
+
+def _list_inputs(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    found = original(self, *args, **kwargs)
+    failures = context.current().failures
+    if failures is not None:
+        failures.will_encode(*found[:2])
+    return found
+
+
+def _gather_v1(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    with _zero_fill(runner.encoder_cache, lambda name: runner.requests[name].mm_features):
+        return original(runner, *args, **kwargs)
+
+
+def _gather_v2(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    cache = runner.encoder_cache
+    with _zero_fill(cache.encoder_outputs, lambda name: cache.mm_features[name]):
+        return original(runner, *args, **kwargs)
+
+
+def _zero_fill(rows: worker.Rows, features: worker.Features) -> AbstractContextManager[None]:
+    now = context.current()
+    if now.failures is None or not now.has_image_rows:
+        return nullcontext()
+    return now.failures.zero_fill(rows, features)
+
+
+def _wrap_dispatcher_v1(module: ModuleType) -> None:
+    patching.wrap(module.CudagraphDispatcher, "dispatch", graphs.dispatch_v1(module))
+
+
+def _wrap_dispatcher_v2(module: ModuleType) -> None:
+    patching.wrap(module.CudaGraphManager, "dispatch", graphs.dispatch_v2(module))

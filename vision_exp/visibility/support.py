@@ -1,0 +1,133 @@
+"""What this installation can do for the visibility of image rows, and why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+from typing import Any
+
+from vision_exp.visibility import spans
+
+REQUIRE_VARIABLE = "VISION_EXP_REQUIRE_VISIBILITY"
+BIDIRECTIONAL = "bidirectional"
+SWA = "vllm.v1.attention.backends.mla.sparse_swa"
+FLASHMLA = "vllm.models.deepseek_v4.nvidia.flashmla"
+FLASHINFER = "vllm.models.deepseek_v4.nvidia.flashinfer_sparse"
+_RUNNERS = {
+    "vllm.v1.worker.gpu_model_runner": "GPUModelRunner._build_attention_metadata",
+    "vllm.v1.worker.gpu.model_runner": "GPUModelRunner.prepare_attn",
+}
+
+
+def describe(vllm_config: Any) -> str:
+    """`bidirectional`, or `causal reason=...` for what this installation cannot do.
+
+    Raises RuntimeError instead of the latter under VISION_EXP_REQUIRE_VISIBILITY=1.
+    """
+    reason = _reason(vllm_config)
+    if reason is None:
+        return BIDIRECTIONAL
+    if os.environ.get(REQUIRE_VARIABLE, "0") not in ("", "0"):
+        raise RuntimeError(
+            f"[vision-exp] image tokens would not see each other ({reason}) and "
+            f"{REQUIRE_VARIABLE}=1 forbids to start without"
+        )
+    return f"causal reason={reason}"
+
+
+def _reason(vllm_config: Any) -> str | None:
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        return "platform-is-not-cuda"
+    parallel = vllm_config.parallel_config
+    if getattr(parallel, "use_ubatching", False):
+        return "micro-batches-reorder-requests"
+    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            return f"{name}-above-1"
+    missing = missing_hooks()
+    if missing is not None:
+        return f"release-lacks-{missing}"
+    from vllm.models.deepseek_v4.nvidia import model
+
+    name = model._select_dsv4_attn_cls(vllm_config).__name__
+    if name == "DeepseekV4FlashMLAAttention":
+        return None
+    if name.startswith("DeepseekV4FlashInfer"):
+        return flashinfer_reason(name, vllm_config)
+    return f"unknown-attention-class-{name}"
+
+
+def missing_hooks() -> str | None:
+    """The first function or field that this release's attention code lacks, if any."""
+    swa = importlib.import_module(SWA)
+    fields = {f.name for f in dataclasses.fields(swa.DeepseekSparseSWAMetadata)}
+    for name in ("prefill_swa_indices", "prefill_seq_lens_cpu", "prefill_query_lens_cpu"):
+        if name not in fields:
+            return name
+    hooks = {
+        FLASHMLA: ("DeepseekV4FlashMLAAttention._forward_prefill", "combine_topk_swa_indices"),
+        FLASHINFER: (
+            "DeepseekV4FlashInferSM120Attention._forward_prefill",
+            "DeepseekV4FlashInferMLAAttention._forward",
+        ),
+    }
+    for module_name, names in hooks.items():
+        module = importlib.import_module(module_name)
+        for name in names:
+            if not has_attr(module, name):
+                return name
+    for module_name, name in _RUNNERS.items():
+        runner = sys.modules.get(module_name)  # the runner in use has been imported
+        if runner is not None and not has_attr(runner, name):
+            return name
+    return None
+
+
+def has_attr(module: Any, name: str) -> bool:
+    """True if `module` has the dotted `name`."""
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is not None
+
+
+def flashinfer_reason(class_name: str, vllm_config: Any) -> str | None:
+    """Why layers of this class cannot widen image rows here, or None if they can."""
+    hf_config = vllm_config.model_config.hf_config
+    width = spans.widest(hf_config.sliding_window, hf_config.vision_max_n_token)
+    if class_name == "DeepseekV4FlashInferSM120Attention":
+        from vllm.models.deepseek_v4.nvidia.flashinfer_sparse import (
+            DeepseekV4FlashInferSM120Attention as Layer,
+        )
+
+        shards = vllm_config.parallel_config.tensor_parallel_size
+        heads = Layer.get_padded_num_q_heads(hf_config.num_attention_heads // shards)
+        return sm120_reason(sm120_shapes(), heads, width)
+    if class_name == "DeepseekV4FlashInferMLAAttention":
+        from vllm.v1.attention.ops.flashmla import is_flashmla_sparse_supported
+
+        supported, _ = is_flashmla_sparse_supported()
+        return None if supported else "flashinfer-sm100-window-is-fixed-and-flashmla-is-missing"
+    return f"unknown-attention-class-{class_name}"
+
+
+def sm120_shapes() -> frozenset[tuple[int, int]]:
+    """(heads, keys) that the installed FlashInfer's SM120 decode kernel is built for."""
+    try:
+        module = importlib.import_module("flashinfer.mla._sparse_mla_sm120")
+    except ImportError:  # before 0.6.14
+        return frozenset()
+    return frozenset(getattr(module, "_DECODE_DSV4_DISPATCH", ()))
+
+
+def sm120_reason(shapes: frozenset[tuple[int, int]], heads: int, width: int) -> str | None:
+    """Why SM120's kernel cannot take rows of `width` keys, or None."""
+    if not shapes:
+        return "flashinfer-has-no-sm120-sparse-mla"
+    if (heads, width) not in shapes:
+        return f"flashinfer-sm120-has-no-kernel-for-{heads}-heads-{width}-keys"
+    return None
