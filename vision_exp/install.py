@@ -29,7 +29,7 @@ FORCED_EPS = 1e-6
 
 # Order of installation. Each has an idempotent install() that wraps through vision_exp.patching.
 FEATURES = (
-    "model.registry",
+    "model.hooks",
     "chat.hooks",
     "chat.prompts",
     "engine.scheduling",
@@ -39,7 +39,7 @@ FEATURES = (
 )
 
 # Each has install_model(namespace) and install_draft(site, namespace).
-MODEL_FEATURES = ("model.model", "routing.hooks")
+MODEL_FEATURES = ("model.hooks", "routing.hooks")
 
 SITES = ("config", "model", "dspark", "mtp")
 
