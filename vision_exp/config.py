@@ -26,11 +26,19 @@ def is_vision_exp(hf_config: object) -> bool:
     and follows other rules, so it is never taken. A ``vision_n_layers`` of another kind counts as
     vision: VisionConfig.from_hf_config then names it, instead of the tower silently going missing.
     """
-    return (
-        getattr(hf_config, "model_type", None) == MODEL_TYPE
-        and getattr(hf_config, "vision_config", None) is None
-        and getattr(hf_config, "vision_n_layers", None) not in (None, 0)
+    return getattr(hf_config, "model_type", None) == MODEL_TYPE and is_vision_exp_or_draft(
+        hf_config
     )
+
+
+def is_vision_exp_or_draft(hf_config: object) -> bool:
+    """True also for what vLLM makes of such a config for an MTP draft, where model_type differs.
+
+    Only where the config is a DeepSeek-V4 one anyway, as in the layers of its models.
+    """
+    return getattr(hf_config, "vision_config", None) is None and getattr(
+        hf_config, "vision_n_layers", None
+    ) not in (None, 0)
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ OWN = {
 
 
 def stated(file: str, folder: Path = OVERLAY) -> list[Name]:
-    """Every name in the REQUIRES of one overlay module, or of the room that it is in."""
+    """Every name in the REQUIRES of an overlay module's room; outside of rooms, of the module."""
+    room = file.split("/")[0]
     entries = requirements.collect(str(folder))
-    room = f"{Path(file).parts[0]}/" if len(Path(file).parts) > 1 else file
-    return [name for entry in entries if entry.used_by.startswith(room) for name in entry.names]
+    return [name for one in entries if one.used_by.split("/")[0] == room for name in one.names]
 
 
 def unstated(source: str, names: list[Name]) -> Iterator[str]:
@@ -88,7 +88,7 @@ def literal(node: ast.expr, constants: dict[str, object]) -> str:
 def wrapped(node: ast.expr, tree: ast.Module) -> str | None:
     """The class that is wrapped: `module.X`, `namespace["X"]` or a variable bound to one of them.
 
-    None for what only a call tells: a parameter, a module.
+    None for what only a call tells: a parameter, a module, an object.
     """
     if isinstance(node, ast.Name):
         values = [
@@ -100,7 +100,7 @@ def wrapped(node: ast.expr, tree: ast.Module) -> str | None:
         ]
         return wrapped(values[-1], tree) if values else None
     if isinstance(node, ast.Attribute):
-        return node.attr
+        return node.attr if node.attr.lstrip("_")[:1].isupper() else None  # else an object's part
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         return str(node.slice.value)
     return None
@@ -124,6 +124,7 @@ def test_every_wrapped_or_imported_name_is_stated(file: str) -> None:
         ('patching.wrap(namespace["C"], "run", f)', "wraps C.run"),
         ('c = module.C\npatching.wrap(c, "run", f)', "wraps C.run"),
         ('def g(module):\n patching.wrap(module, "run", f)', "wraps run"),
+        ('def g(a):\n patching.wrap(a.part, "run", f)', "wraps run"),
         ("def g():\n from vllm.a import C", "imports vllm.a.C"),
         ("from vllm import a", ""),
         ("import vllm.b as b", "imports vllm.b"),

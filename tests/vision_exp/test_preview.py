@@ -68,7 +68,7 @@ def test_a_bad_picture_is_named(
     bad = tmp_path / "bad.png"
     bad.write_bytes(content)
     assert preview.main([str(bad)]) == 1
-    assert f"{bad} cannot be shown: not a picture" in capsys.readouterr().err
+    assert f"{bad} cannot be shown: not an image" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +70,57 @@ def hashes_cover_every_piece_of_the_pixels(rig: Rig) -> None:
 
 
 @check
+def hashes_cover_size_mode_and_background(rig: Rig) -> None:
+    from vllm.multimodal.media import MediaWithBytes
+
+    processor = rig.processor()
+
+    def key(image: Any) -> str:
+        return rig.hash_of(processor, image)
+
+    pixels = random.Random(1).randbytes(3 * 30 * 150)
+    wide = Image.frombytes("RGB", (150, 30), pixels)
+    high = Image.frombytes("RGB", (30, 150), pixels)
+    equal(key(wide) == key(high), False, "equal bytes, other shape")
+    one_off = wide.copy()
+    one_off.putpixel((0, 0), tuple(255 - value for value in wide.getpixel((0, 0))))
+    equal(key(wide) == key(one_off), False, "one pixel")
+    equal(key(wide), key(wide.copy()), "the same picture")
+    grey = wide.convert("L")
+    equal(key(grey) == key(wide), False, "mode")
+
+    # One PNG with a transparent part, loaded on two backgrounds: same bytes, other pictures.
+    png = io.BytesIO()
+    Image.new("RGBA", (40, 40), (255, 0, 0, 0)).save(png, "PNG")
+    white, black = (
+        MediaWithBytes(Image.new("RGB", (40, 40), colour), png.getvalue())
+        for colour in ("white", "black")
+    )
+    equal(key(white) == key(black), False, "background")
+    equal(key(white), key(Image.new("RGB", (40, 40), "white")), "loaded and given")
+
+    # A palette's transparent colour is in no pixel, but decides what is seen.
+    plain, clear = (Image.new("P", (40, 40)) for _ in range(2))
+    for one in (plain, clear):
+        one.putpalette([200, 0, 0] * 256)
+    clear.info["transparency"] = 0
+    equal(key(MediaWithBytes(plain, b"")) == key(MediaWithBytes(clear, b"")), False, "palette")
+
+
+@check
+def hashes_cover_the_vision_config(rig: Rig) -> None:
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    picture = noise(300, 300)
+    other = rig.model_config(rig.vision_folder, hf_overrides={"vision_max_n_token": 200})
+    keys = {
+        rig.hash_of(processor, picture)
+        for processor in (rig.processor(), MULTIMODAL_REGISTRY.create_processor(other))
+    }
+    equal(len(keys), 2)
+
+
+@check
 def hashes_are_the_same_without_compiled_loops(rig: Rig) -> None:
     from unittest import mock
 
@@ -94,7 +146,7 @@ def exif_that_cannot_be_read_is_no_error(rig: Rig) -> None:
 
 def plain(info: Any, images: Any) -> list[Image.Image]:
     """The pictures that hashes and patches are made of."""
-    from vision_exp.model.items import plain_pictures
+    from vision_exp.model.items import normalize_images
 
     parsed = info.parse_mm_data({"image": images})["image"]
-    return list(plain_pictures(parsed, None, info.vision))
+    return list(normalize_images(parsed, None, info.vision))

@@ -10,7 +10,8 @@ from pathlib import Path
 import cpu_model
 import torch
 from checks import check, equal
-from checks_model import forward_images, shuffled
+from checks_model import forward_images
+from checks_weights import shuffled
 from rig_model import Rig, noise
 
 PICTURES = ((640, 480), (100, 900), (1400, 1400))
