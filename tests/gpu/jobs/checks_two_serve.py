@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpu.jobs.checks_server import SERVE, URL, data_url, healthy, message, server
 from gpu.lib.rig import SQUARE, WIDE, Report
 
-from vision_exp.validate_client import Client
+from vision_exp.validate.client import Client
 
 SOAK_SECONDS, CLIENTS = 180, 8
 #: Pictures of each size: more than the encoder cache holds, so that the tower works on.

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vision_exp import validate_pictures, validate_taken
 from vision_exp.layout import leading_pads
+from vision_exp.validate import images, taken
 
 FAULTS = {
     "collapsed y": "positions in a picture",
@@ -74,9 +74,7 @@ MINDS = {
     "thinks": "reasoning in place of content, unless asked not to think",
     "always thinks": "reasoning in place of content, whatever it is asked",
 }
-FRENCH = dict(
-    zip(validate_pictures.COLOURS, ["rouge", "vert", "bleu", "jaune", "noir", "blanc"], strict=True)
-)
+FRENCH = dict(zip(images.COLOURS, ["rouge", "vert", "bleu", "jaune", "noir", "blanc"], strict=True))
 #: Set once a request hangs in company.
 HANGING = threading.Event()
 #: Seconds within which requests that were sent together arrive, on a busy machine too.
@@ -115,7 +113,7 @@ class Failure(Exception):
         self.status = status
 
 
-class Brain:
+class Model:
     """State of the stand-in: its fault, whether it answers sense, the requests it is inside of."""
 
     def __init__(self, fault: str, trained: bool, mind: str) -> None:
@@ -128,7 +126,7 @@ class Brain:
         self.broken = self.crowded = False
         self.visitors = 0
         self.cache: dict[str, str] = {}
-        self.block = validate_taken.expected_tokens()
+        self.block = taken.expected_tokens()
 
     def answer(self, body: dict[str, Any]) -> Said:
         self.look_at_fields(body)
@@ -257,7 +255,7 @@ class Brain:
 
     def named(self, colours: list[str], text: str) -> str:
         if self.fault == "every colour named":
-            colours = list(validate_pictures.COLOURS)
+            colours = list(images.COLOURS)
         if "order" in text and self.fault == "order ignored":
             colours = sorted(colours)
         if "French" in text:
@@ -293,7 +291,7 @@ def _colour(image: Image.Image) -> str:
     pixel = image.convert("RGB").getpixel((image.width // 2, image.height // 2))
     distance = {
         name: sum((a - b) ** 2 for a, b in zip(pixel, colour, strict=True))
-        for name, colour in validate_pictures.COLOURS.items()
+        for name, colour in images.COLOURS.items()
     }
     return min(distance, key=distance.__getitem__)
 

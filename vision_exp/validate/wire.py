@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Any
 
-from vision_exp.validate_reply import BadReply
+from vision_exp.validate.reply import BadReply
 
 #: Bytes of a reply with its head: a hundred times what the longest answer asked for here takes.
 MOST = 16 << 20

@@ -1,7 +1,7 @@
 """The validator's checks that compare answers. Each Verdict says what was compared with what.
 
 Every answer is held against repeats of its request, and against answers to another picture: where
-those are no further away, nothing is concluded (`validate_judge`).
+those are no further away, nothing is concluded (`judge`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from vision_exp import validate_pictures as pictures
-from vision_exp.validate_client import Client, Refused
-from vision_exp.validate_judge import (
+from vision_exp.validate import images as pictures
+from vision_exp.validate.client import Client, Refused
+from vision_exp.validate.judge import (
     Noise,
     Reference,
     Verdict,
@@ -25,9 +25,9 @@ from vision_exp.validate_judge import (
     skipped,
     verdict,
 )
-from vision_exp.validate_reply import Answer
-from vision_exp.validate_stream import Cut, cancel, cancel_early
-from vision_exp.validate_threads import at_once
+from vision_exp.validate.reply import Answer
+from vision_exp.validate.stream import Cut, cancel, cancel_early
+from vision_exp.validate.threads import at_once
 
 Content = list[dict[str, Any]]
 NAME_COLOUR = "What colour is the disc? Answer with one word."

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from vision_exp.validate_words import shown
+from vision_exp.validate.text import shown
 
 #: Fields for what a thinking model says first: vLLM's now, and what it was called before.
 REASONING = ("reasoning", "reasoning_content")

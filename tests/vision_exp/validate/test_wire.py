@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from vision_exp import validate_checks as checks
-from vision_exp import validate_run, validate_stream, validate_wire
-from vision_exp.validate_client import Client, Refused, TooLate
-from vision_exp.validate_judge import Verdict
-from vision_exp.validate_reply import BadReply
-from vision_exp.validate_stream import cancel, cancel_early
-from vision_exp.validate_threads import at_once
+from vision_exp.validate import checks, run, stream, wire
+from vision_exp.validate.client import Client, Refused, TooLate
+from vision_exp.validate.judge import Verdict
+from vision_exp.validate.reply import BadReply
+from vision_exp.validate.stream import cancel, cancel_early
+from vision_exp.validate.threads import at_once
 
 Send = Callable[[bytes], None]
 PIECE = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": null}]}\n\n'
@@ -91,11 +90,11 @@ def test_a_stream_without_a_piece_is_given_up(part: bytes, pause: float) -> None
 
 def test_a_stream_that_pauses_after_its_first_piece_is_running() -> None:
     with sending(HEAD, PIECE, b": ping\n\n", pause=2.0, again=True) as client:
-        assert cancel(client, HELLO) == validate_stream.Cut(1)
+        assert cancel(client, HELLO) == stream.Cut(1)
 
 
 def test_what_is_kept_of_a_reply_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate_wire, "MOST", 1 << 18)
+    monkeypatch.setattr(wire, "MOST", 1 << 18)
     with sending(HEAD, b" " * 4096, again=True) as client:
         client.timeout = 60
         with pytest.raises(BadReply, match="more than 262144 bytes"):
@@ -103,12 +102,12 @@ def test_what_is_kept_of_a_reply_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(BadReply, match="more than 262144 bytes"):
             cancel(client, HELLO)
         assert cancel_early(client, HELLO).pieces == 0
-        monkeypatch.setattr(validate_stream, "LONGEST", 1 << 12)
+        monkeypatch.setattr(stream, "LONGEST", 1 << 12)
         assert "a line of more than 4096 bytes" in cancel(client, HELLO).error
 
 
 @pytest.mark.parametrize(
-    ("stream", "pieces", "ended", "error"),
+    ("events", "pieces", "ended", "error"),
     [
         (PIECE, 1, "", "cut off after 1 pieces"),
         (PIECE + LAST, 1, "the answer had ended ('stop')", ""),
@@ -121,10 +120,10 @@ def test_what_is_kept_of_a_reply_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_how_a_stream_ends(
-    stream: bytes, pieces: int, ended: str, error: str, monkeypatch: pytest.MonkeyPatch
+    events: bytes, pieces: int, ended: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validate_stream, "LISTEN", 2.0)
-    with sending(HEAD + stream) as client:
+    monkeypatch.setattr(stream, "LISTEN", 2.0)
+    with sending(HEAD + events) as client:
         client.timeout = 10
         cut = cancel(client, HELLO)
     assert cut.pieces == pieces
@@ -133,7 +132,7 @@ def test_how_a_stream_ends(
 
 
 def test_a_stream_that_is_cut_off_fails() -> None:
-    found = checks._not_cut([validate_stream.Cut(1, error="cut off after 1 pieces")])
+    found = checks._not_cut([stream.Cut(1, error="cut off after 1 pieces")])
     assert found and found.state == "failed" and "cut off after 1 pieces" in found.detail
 
 
@@ -164,7 +163,7 @@ def test_odd_replies_fail_their_check(reply: bytes) -> None:
 
     with sending(reply) as client:
         client.timeout = 10
-        found = validate_run.run("odd", check, checks.Lab(client, True, True))
+        found = run.run("odd", check, checks.Lab(client, True, True))
     assert found["state"] == "failed"
     assert "/chat/completions replied oddly: " in found["detail"]
 

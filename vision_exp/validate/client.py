@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from vision_exp.validate_reply import Answer, BadReply, answer_of, names_of, parsed
-from vision_exp.validate_wire import Wire
+from vision_exp.validate.reply import Answer, BadReply, answer_of, names_of, parsed
+from vision_exp.validate.wire import Wire
 
 CHAT = "/chat/completions"
 #: DeepSeek-V4's rendering in vLLM thinks if either is true, also as a default of the server.

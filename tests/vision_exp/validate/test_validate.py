@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from vision_exp import validate, validate_pictures, validate_run, validate_stream
-from vision_exp import validate_checks as checks
-from vision_exp.validate_client import FORMS, Client
+from vision_exp.validate import __main__ as validate
+from vision_exp.validate import checks, images, run, stream
+from vision_exp.validate.client import FORMS, Client
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import fake_brain
+import fake_model
 import fake_server
 
 #: The largest ones cost seconds each to pack.
@@ -26,12 +26,12 @@ STATUS_CHECKS = {
     "pictures of all shapes",
     "formats and colour modes",
 }
-COMPARING_CHECKS = set(validate_run.CHECKS) - CONTENT_CHECKS - STATUS_CHECKS
+COMPARING_CHECKS = set(run.CHECKS) - CONTENT_CHECKS - STATUS_CHECKS
 
 
 @pytest.fixture(autouse=True)
 def fewer_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate_pictures, "SHAPES", FEWER_SHAPES)
+    monkeypatch.setattr(images, "SHAPES", FEWER_SHAPES)
 
 
 def _states(url: str, folder: Path) -> tuple[int, dict[str, str], dict]:
@@ -42,13 +42,13 @@ def _states(url: str, folder: Path) -> tuple[int, dict[str, str], dict]:
 
 
 def _run(name: str, url: str) -> dict[str, Any]:
-    return validate_run.run(name, validate_run.CHECKS[name], validate_run.explore(Client(url)))
+    return run.run(name, run.CHECKS[name], run.explore(Client(url)))
 
 
 def test_a_right_server_passes_everything(tmp_path: Path) -> None:
     with fake_server.serving() as url:
         code, states, found = _states(url, tmp_path)
-    assert set(states) == set(validate_run.CHECKS)
+    assert set(states) == set(run.CHECKS)
     failures = {c["name"]: c["detail"] for c in found["checks"] if c["state"] != "passed"}
     assert not failures
     assert code == 0
@@ -56,16 +56,16 @@ def test_a_right_server_passes_everything(tmp_path: Path) -> None:
     assert all(check["compared"] for check in found["checks"])
 
 
-@pytest.mark.parametrize("fault", fake_brain.FAULTS)
+@pytest.mark.parametrize("fault", fake_model.FAULTS)
 def test_a_fault_fails_its_check(fault: str) -> None:
     with fake_server.serving(fault) as url:
-        found = _run(fake_brain.FAULTS[fault], url)
+        found = _run(fake_model.FAULTS[fault], url)
     assert found["state"] == "failed", found
 
 
 def test_a_failed_check_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = fake_brain.FAULTS["order ignored"]
-    monkeypatch.setattr(validate_run, "CHECKS", {name: validate_run.CHECKS[name]})
+    name = fake_model.FAULTS["order ignored"]
+    monkeypatch.setattr(run, "CHECKS", {name: run.CHECKS[name]})
     with fake_server.serving("order ignored") as url:
         code, states, _ = _states(url, tmp_path)
     assert states == {name: "failed"}
@@ -135,7 +135,7 @@ def test_equal_words_with_other_chances_are_other_answers() -> None:
 
 
 def test_a_stream_that_is_complete_is_not_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate_stream, "LISTEN", 2.0)  # for a machine that is busy
+    monkeypatch.setattr(stream, "LISTEN", 2.0)  # for a machine that is busy
     with fake_server.serving("short streams") as url:
         found = _run("a cancelled request", url)
     assert found["state"] == "skipped"
@@ -147,7 +147,7 @@ def test_hanging_up_before_the_first_token_is_said_only_where_it_happened(
 ) -> None:
     with fake_server.serving() as url:
         assert "a third before its first token" in _run("a cancelled request", url)["compared"]
-    monkeypatch.setattr(validate_stream, "EARLY", 1.0)
+    monkeypatch.setattr(stream, "EARLY", 1.0)
     with fake_server.serving("no prefill") as url:
         found = _run("a cancelled request", url)
     assert found["state"] == "passed"
@@ -164,9 +164,9 @@ def test_what_a_stream_told_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
         "reply not streamed": ("the reply was no stream of events", ""),
     }
     for fault, (ended, error) in expected.items():
-        monkeypatch.setattr(validate_stream, "LISTEN", 2.0 if fault else 0.05)
+        monkeypatch.setattr(stream, "LISTEN", 2.0 if fault else 0.05)
         with fake_server.serving(fault) as url:
-            cut = validate_stream.cancel(Client(url), content)
+            cut = stream.cancel(Client(url), content)
         assert cut.error == error
         if not error:  # after which nothing is read
             assert cut.ended.startswith(ended) and bool(cut.ended) == bool(ended)
@@ -197,7 +197,7 @@ def test_a_server_that_only_thinks_is_called_that(
 )
 def test_a_server_gets_the_fields_that_it_takes(fault: str, form: dict[str, Any]) -> None:
     with fake_server.serving(fault) as url:
-        lab = validate_run.explore(Client(url))
+        lab = run.explore(Client(url))
     assert lab.client.form == form
     assert lab.trained
     assert lab.salts == (fault != "strict")
@@ -221,7 +221,7 @@ def test_without_a_salt_the_cache_is_named() -> None:
     ],
 )
 def test_colours_are_whole_words(text: str, colours: list[str]) -> None:
-    assert validate_pictures.colours_named(text) == colours
+    assert images.colours_named(text) == colours
 
 
 @pytest.mark.parametrize("name", ["each request its own picture", "one picture at every offset"])
@@ -260,11 +260,11 @@ def test_only_places_that_were_read_are_said_to_be_compared() -> None:
 
 
 def test_a_busy_server_is_not_judged() -> None:
-    fake_brain.BUSY.clear()
+    fake_model.BUSY.clear()
     with fake_server.serving("busy at last") as url:
-        lab = validate_run.explore(Client(url))
-        fake_brain.BUSY.set()
-        found = [validate_run.run(name, check, lab) for name, check in validate_run.CHECKS.items()]
+        lab = run.explore(Client(url))
+        fake_model.BUSY.set()
+        found = [run.run(name, check, lab) for name, check in run.CHECKS.items()]
     assert {check["state"] for check in found} == {"skipped"}
     assert all("/chat/completions answers HTTP 429: " in check["detail"] for check in found)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from vision_exp.validate_reply import Answer
+from vision_exp.validate.reply import Answer
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from vision_exp.validate_usage import NOT_WRITTEN, USAGE, Options, Stop
+from vision_exp.validate.usage import NOT_WRITTEN, USAGE, Options, Stop
 
 
 def remove_old(options: Options) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vision_exp import validate_pictures as pictures
-from vision_exp.validate_checks import Lab
-from vision_exp.validate_client import Refused
-from vision_exp.validate_judge import Verdict, verdict
+from vision_exp.validate import images as pictures
+from vision_exp.validate.checks import Lab
+from vision_exp.validate.client import Refused
+from vision_exp.validate.judge import Verdict, verdict
 
 
 def system_image(lab: Lab) -> Verdict:

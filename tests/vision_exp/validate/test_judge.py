@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from vision_exp import validate_judge
-from vision_exp.validate_judge import Noise, Reference, all_same, judge, movement, noise_of
-from vision_exp.validate_reply import Answer, BadReply, answer_of
+from vision_exp.validate import judge as judging
+from vision_exp.validate.judge import Noise, Reference, all_same, judge, movement, noise_of
+from vision_exp.validate.reply import Answer, BadReply, answer_of
 
 RED = {"red": -0.1, "blue": -2.5}
 BLUE = {"blue": -0.1, "red": -2.5}
@@ -65,7 +65,7 @@ def test_a_token_that_is_not_listed_may_be_noise_where_those_listed_lie_close() 
 
     alone, stranger = _answer("a", listed("a", "b", "c")), _answer("x", listed("x", "y", "z"))
     assert movement(alone, stranger) == math.inf
-    assert validate_judge.least_movement(alone, stranger) == pytest.approx(0.4)
+    assert judging.least_movement(alone, stranger) == pytest.approx(0.4)
     # Whether it is the answer judged or the control that nothing can be said of.
     far = _answer("q", {"q": -0.01})
     assert _good(stranger, _against(alone, other=far)) is None
@@ -77,8 +77,8 @@ def test_a_token_that_is_not_listed_may_be_noise_where_those_listed_lie_close() 
 def test_what_is_listed_bounds_what_is_not() -> None:
     alone, sure = _answer("a", {"a": -0.1}), _answer("b", {"b": -0.2})
     left = math.log(1 - math.exp(-0.1)), math.log(1 - math.exp(-0.2))
-    assert validate_judge.least_movement(alone, sure) == pytest.approx(-0.3 - sum(left))
-    assert validate_judge.least_movement(_answer("a"), _answer("b")) == math.inf
+    assert judging.least_movement(alone, sure) == pytest.approx(-0.3 - sum(left))
+    assert judging.least_movement(_answer("a"), _answer("b")) == math.inf
 
 
 def test_equal_text_does_not_hide_other_log_probabilities() -> None:
@@ -154,8 +154,8 @@ def test_all_pairs_have_to_be_judged() -> None:
     assert good is None
     assert "2 of 2 texts equal" in words and "only 1 of 2 could be judged" in words
     assert all_same([(red, untold), (blue, told)], Noise())[0] is False
-    assert validate_judge.both(None, False) is False
-    assert validate_judge.both(None, True) is None
+    assert judging.both(None, False) is False
+    assert judging.both(None, True) is None
 
 
 def _reply(**fields: object) -> dict[str, object]:
@@ -190,4 +190,4 @@ def test_odd_replies_are_named(odd: dict[str, object]) -> None:
 
 def test_slope() -> None:
     true = [10.0, 30.0, 50.0, 70.0, 90.0]
-    assert validate_judge.slope(true, [50 + 0.3 * (t - 50) for t in true]) == pytest.approx(0.3)
+    assert judging.slope(true, [50 + 0.3 * (t - 50) for t in true]) == pytest.approx(0.3)

@@ -6,9 +6,9 @@ import dataclasses
 import shlex
 from urllib.parse import urljoin
 
-from vision_exp.validate_client import Busy, Refused, TooLate
-from vision_exp.validate_reply import BadReply
-from vision_exp.validate_usage import COMMAND, EXAMPLE, LONGEST_TIMEOUT, NO_SERVER, Options, Stop
+from vision_exp.validate.client import Busy, Refused, TooLate
+from vision_exp.validate.reply import BadReply
+from vision_exp.validate.usage import COMMAND, EXAMPLE, LONGEST_TIMEOUT, NO_SERVER, Options, Stop
 
 #: Statuses that are about the caller, not about the picture that went along.
 WHO = (401, 403, 404)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from vision_exp import validate, validate_output, validate_run, validate_usage
-from vision_exp.validate_client import Refused, TooLate
-from vision_exp.validate_hints import no_server
+from vision_exp.validate import __main__ as validate
+from vision_exp.validate import output, run, usage
+from vision_exp.validate.client import Refused, TooLate
+from vision_exp.validate.hints import no_server
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -61,7 +62,7 @@ def test_bad_usage(
     argv: list[str], cause: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, first, last = _refusal(capsys, *argv)
-    assert code == validate_usage.USAGE
+    assert code == usage.USAGE
     assert cause in first
     assert hint in last
     assert "secret" not in first and "cd" not in first.partition("--api-key")[2]
@@ -71,15 +72,15 @@ def test_a_file_for_the_result_is_looked_at_before_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, first, last = _refusal(capsys, "--url", NOBODY, "--json", str(tmp_path))
-    assert code == validate_usage.USAGE
+    assert code == usage.USAGE
     assert "is a folder" in first and f"--json {tmp_path / 'validate.json'}" in last
     missing = tmp_path / "none"
     code, first, last = _refusal(capsys, "--url", NOBODY, "--json", str(missing / "a.json"))
-    assert code == validate_usage.USAGE
+    assert code == usage.USAGE
     assert f"there is no folder {missing}" in first and last == f"next: mkdir -p {missing}"
     assert not missing.exists()
     code, _, _ = _refusal(capsys, "--url", NOBODY, "--json", str(tmp_path / "a.json"))
-    assert code == validate_usage.NO_SERVER
+    assert code == usage.NO_SERVER
     assert not (tmp_path / "a.json").exists()
 
 
@@ -88,10 +89,10 @@ def test_a_result_that_cannot_be_written_after_all(
 ) -> None:
     out = tmp_path / "folder" / "a.json"
     out.parent.mkdir()
-    monkeypatch.setattr(validate_run, "CHECKS", {"gone": lambda lab: out.parent.rmdir()})
-    monkeypatch.setattr(validate_run, "run", lambda name, check, lab: check(lab) or {"state": "x"})
+    monkeypatch.setattr(run, "CHECKS", {"gone": lambda lab: out.parent.rmdir()})
+    monkeypatch.setattr(run, "run", lambda name, check, lab: check(lab) or {"state": "x"})
     with fake_server.serving() as url:
-        assert validate.main(["--url", url, "--json", str(out)]) == validate_usage.NOT_WRITTEN
+        assert validate.main(["--url", url, "--json", str(out)]) == usage.NOT_WRITTEN
     assert "cannot be written" in capsys.readouterr().err.splitlines()[0]
 
 
@@ -107,13 +108,13 @@ def test_a_result_that_cannot_be_written_after_all(
 def test_odd_replies(fault: str, odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server.serving(fault) as url:
         code, first, _ = _refusal(capsys, "--url", url)
-    assert code == validate_usage.NO_SERVER
+    assert code == usage.NO_SERVER
     assert url + odd in first
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     code, first, last = _refusal(capsys, "--url", NOBODY, "--timeout", "2")
-    assert code == validate_usage.NO_SERVER
+    assert code == usage.NO_SERVER
     assert "no usable server" in first and NOBODY in first
     assert f"curl {NOBODY}/models" in last
 
@@ -121,13 +122,13 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("host", ["[fe80::1%25nowhere]", "x" * 70, ".odd"])
 def test_hosts_that_cannot_be(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, _ = _refusal(capsys, "--url", f"http://{host}/v1", "--timeout", "2")
-    assert code == validate_usage.NO_SERVER
+    assert code == usage.NO_SERVER
 
 
 def test_a_base_url_without_its_path(capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server.serving("paths count") as url:
         code, first, last = _refusal(capsys, "--url", url.removesuffix("/v1"))
-    assert code == validate_usage.NO_SERVER
+    assert code == usage.NO_SERVER
     assert "HTTP 404" in first and "/v1" in last
 
 
@@ -146,10 +147,10 @@ def test_an_error_of_the_tool_is_no_failed_check(
     def broken(options: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(validate_run, "enter", broken)
+    monkeypatch.setattr(run, "enter", broken)
     with pytest.raises(SystemExit) as stopped:
         validate.main(["--url", NOBODY])
-    assert stopped.value.code == validate_usage.UNEXPECTED
+    assert stopped.value.code == usage.UNEXPECTED
     assert "an error inside this tool" in capsys.readouterr().err
 
 
@@ -167,30 +168,30 @@ def test_servers_of_no_use_get_a_next_step(
 ) -> None:
     with fake_server.serving(fault) as url:
         code, first, last = _refusal(capsys, "--url", url)
-    assert code == validate_usage.NO_SERVER
+    assert code == usage.NO_SERVER
     assert cause in first and "Nothing was checked." in first
     assert hint in last
 
 
 def test_a_redirect_and_a_slow_server_get_a_next_step() -> None:
-    options = validate_usage.Options("http://h/v1", "m o", "secret", 2000, Path("a.json"))
+    options = usage.Options("http://h/v1", "m o", "secret", 2000, Path("a.json"))
     moved = no_server(options, Refused(301, "", "https://else/base/v1/models"))
     assert "answers HTTP 301 to https://else/base/v1/models. Nothing" in str(moved)
     assert "--url https://else/base/v1 " in moved.hint
     slow = no_server(options, TooLate("late")).hint
     asked = "--url http://h/v1 --model 'm o' --api-key KEY --timeout 4000 --json a.json"
-    assert f"{validate_usage.COMMAND} {asked} " in slow
+    assert f"{usage.COMMAND} {asked} " in slow
 
 
 def test_a_servers_words_stay_on_their_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(validate_run, "CHECKS", {})
+    monkeypatch.setattr(run, "CHECKS", {})
     forged = "m\n\x1b[2Jpassed   everything"
     with fake_server.serving(name=forged) as url:
-        assert validate.main(["--url", url]) == validate_usage.FINE
+        assert validate.main(["--url", url]) == usage.FINE
     with fake_server.serving("no pictures", name=forged) as url:
-        assert validate.main(["--url", url]) == validate_usage.NO_SERVER
+        assert validate.main(["--url", url]) == usage.NO_SERVER
     told = capsys.readouterr()
     assert "\x1b" not in told.out + told.err
     lines = (told.out + told.err).splitlines()
@@ -202,31 +203,31 @@ def test_an_earlier_result_does_not_outlive_a_run(tmp_path: Path) -> None:
     out = tmp_path / "a.json"
     out.write_text('{"failed": 0}')
     # Refused before anything is asked: the options were not accepted.
-    assert validate.main(["--url", "x", "--json", str(out)]) == validate_usage.USAGE
+    assert validate.main(["--url", "x", "--json", str(out)]) == usage.USAGE
     assert out.exists()
-    assert validate.main(["--url", NOBODY, "--json", str(out)]) == validate_usage.NO_SERVER
+    assert validate.main(["--url", NOBODY, "--json", str(out)]) == usage.NO_SERVER
     assert not list(tmp_path.iterdir())
 
 
 def test_a_result_is_written_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = validate_usage.Options(NOBODY, "", "", 1, tmp_path / "a.json")
+    options = usage.Options(NOBODY, "", "", 1, tmp_path / "a.json")
 
     def full(path: Path, text: str) -> int:
         path.touch()
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(validate_usage.Stop, match="No space left on device"):
-        validate_output.write(options, {"failed": 0})
+    with pytest.raises(usage.Stop, match="No space left on device"):
+        output.write(options, {"failed": 0})
     assert not list(tmp_path.iterdir())
 
 
 def test_a_device_for_the_result_stays() -> None:
-    options = validate_usage.Options(NOBODY, "", "", 1, Path("/dev/null"))
-    validate_output.remove_old(options)
-    validate_output.write(options, {"failed": 0})
+    options = usage.Options(NOBODY, "", "", 1, Path("/dev/null"))
+    output.remove_old(options)
+    output.write(options, {"failed": 0})
     assert Path("/dev/null").is_char_device()
 
 
@@ -234,17 +235,17 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     def stopped(options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(validate_run, "enter", stopped)
-    assert validate.main(["--url", NOBODY]) == validate_usage.INTERRUPTED
+    monkeypatch.setattr(run, "enter", stopped)
+    assert validate.main(["--url", NOBODY]) == usage.INTERRUPTED
     assert "interrupted" in capsys.readouterr().err
 
 
 def test_the_result_is_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "a.json"
     name = "a picture in a system message"
-    monkeypatch.setattr(validate_run, "CHECKS", {name: validate_run.CHECKS[name]})
+    monkeypatch.setattr(run, "CHECKS", {name: run.CHECKS[name]})
     with fake_server.serving() as url:
-        assert validate.main(["--url", url + "/", "--json", str(out)]) == validate_usage.FINE
+        assert validate.main(["--url", url + "/", "--json", str(out)]) == usage.FINE
     found = json.loads(out.read_text())
     assert found["url"] == url and found["passed"] == 1
     assert found["noise"] == {"moved": 0.0, "lost": 0, "repeats": 12}

@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
-from vision_exp.validate_client import CHAT, UNKNOWN_FIELD, Client, Refused
-from vision_exp.validate_reply import REASONING
-from vision_exp.validate_wire import Wire
-from vision_exp.validate_words import shown
+from vision_exp.validate.client import CHAT, UNKNOWN_FIELD, Client, Refused
+from vision_exp.validate.reply import REASONING
+from vision_exp.validate.text import shown
+from vision_exp.validate.wire import Wire
 
 #: Seconds for which an answer is read after its first piece: one that was complete by then shows.
 LISTEN = 0.05

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vision_exp import validate_checks as checks
-from vision_exp import validate_pictures as pictures
-from vision_exp import validate_taken as taken
-from vision_exp.validate_client import (
+from vision_exp.validate import checks, taken
+from vision_exp.validate import images as pictures
+from vision_exp.validate.client import (
     FORMS,
     NO_THINKING,
     UNKNOWN_FIELD,
@@ -19,12 +18,12 @@ from vision_exp.validate_client import (
     Refused,
     Unreachable,
 )
-from vision_exp.validate_hints import WHO, NoPicture, no_server
-from vision_exp.validate_judge import FAILED, FLOOR, SKIPPED, Verdict, skipped
-from vision_exp.validate_probe import coordinates
-from vision_exp.validate_reply import Answer, BadReply
-from vision_exp.validate_usage import Options
-from vision_exp.validate_words import say
+from vision_exp.validate.hints import WHO, NoPicture, no_server
+from vision_exp.validate.judge import FAILED, FLOOR, SKIPPED, Verdict, skipped
+from vision_exp.validate.probe import coordinates
+from vision_exp.validate.reply import Answer, BadReply
+from vision_exp.validate.text import say
+from vision_exp.validate.usage import Options
 
 CHECKS: dict[str, Callable[[checks.Lab], Verdict]] = {
     "two concurrent image requests": checks.concurrent(2),

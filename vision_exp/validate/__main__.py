@@ -1,12 +1,4 @@
-"""Checks a running server's image input from outside.
-
-    python3 -m vision_exp.validate --url http://localhost:8000/v1 [--json FILE]
-
-For any OpenAI-compatible chat server. Every check says what it compared; what was not checked is
-never called right. Checks of content are skipped on a model that answers no sense (random weights),
-checks that compare answers where a server's own repeats differ so much that a wrong answer could
-not be told from a right one. Both are said to be.
-"""
+"""Runs every check against a server, prints what each found, and ends with an exit code."""
 
 from __future__ import annotations
 
@@ -18,23 +10,23 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from vision_exp import validate_output
-from vision_exp import validate_usage as usage
-from vision_exp.validate_usage import COMMAND, EXAMPLE, Options, Stop
-from vision_exp.validate_words import NotPrinted, say
+from vision_exp import validate
+from vision_exp.validate import output, usage
+from vision_exp.validate.text import NotPrinted, say
+from vision_exp.validate.usage import COMMAND, EXAMPLE, Options, Stop
 
 if TYPE_CHECKING:
-    from vision_exp.validate_checks import Lab
+    from vision_exp.validate.checks import Lab
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs every check; returns the exit code (`validate_usage.EXIT_CODES`)."""
+    """Runs every check; returns the exit code (`usage.EXIT_CODES`)."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # answers may hold what a terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     again = f"{COMMAND} --url {EXAMPLE}"
     try:
-        options = usage.options(argv, __doc__.partition("\n\n    ")[0])
+        options = usage.options(argv, (validate.__doc__ or "").partition("\n\n    ")[0])
         again = options.again
         return _run(options)
     except Stop as stop:
@@ -60,29 +52,29 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(options: Options) -> int:
-    validate_output.remove_old(options)
+    output.remove_old(options)
     if sys.stdout is None:
         words = "standard output is closed, so no result can be printed. Nothing was checked."
         raise Stop(usage.NOT_WRITTEN, words, f"{options.again} >FILE")
     try:
-        from vision_exp import validate_run
+        from vision_exp.validate import run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "PIL":
             raise
         hint = "python3 -m pip install pillow   (or use the Python that runs vLLM)"
         raise Stop(usage.ENVIRONMENT, "Pillow is missing. Nothing was checked.", hint) from error
-    lab = validate_run.enter(options)
+    lab = run.enter(options)
     results: list[dict[str, Any]] = []
     try:
-        for name, check in validate_run.CHECKS.items():
-            results.append(validate_run.run(name, check, lab))
+        for name, check in run.CHECKS.items():
+            results.append(run.run(name, check, lab))
     except KeyboardInterrupt:
-        left = len(validate_run.CHECKS) - len(results)
+        left = len(run.CHECKS) - len(results)
         say(f"{_words(_counts(results))}; interrupted: of {left} checks nothing is known")
         raise
     counts = _counts(results)
     say(_words(counts) + ("; of what was skipped nothing is known" if counts["skipped"] else ""))
-    validate_output.write(options, _server(options, lab) | counts | {"checks": results})
+    output.write(options, _server(options, lab) | counts | {"checks": results})
     return usage.A_CHECK_FAILED if counts["failed"] else usage.FINE
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from vision_exp.validate_words import line
+from vision_exp.validate.text import line
 
 FINE, A_CHECK_FAILED, USAGE, NO_SERVER, NOT_WRITTEN, UNEXPECTED, ENVIRONMENT = range(7)
 INTERRUPTED = 130

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from vision_exp import validate_pictures as pictures
-from vision_exp.validate_checks import Lab
-from vision_exp.validate_judge import Verdict, skipped, slope, verdict
+from vision_exp.validate import images as pictures
+from vision_exp.validate.checks import Lab
+from vision_exp.validate.judge import Verdict, skipped, slope, verdict
 
 PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)
 QUESTION = (
