@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 import io
 import os
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vision_exp import validate
 from vision_exp.validate import output, usage
-from vision_exp.validate.text import NotPrinted, say
-from vision_exp.validate.usage import COMMAND, EXAMPLE, Options, Stop
+from vision_exp.validate.output import NotPrinted, Stop, say
 
-if TYPE_CHECKING:
-    from vision_exp.validate.checks import Lab
+#: Modules that a run needs, and the package that each comes from.
+NEEDED = {"PIL": "pillow", "httpx": "httpx", "anyio": "anyio", "pydantic": "pydantic"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,58 +22,59 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # answers may hold what a terminal cannot show
             stream.reconfigure(errors="backslashreplace")
-    again = f"{COMMAND} --url {EXAMPLE}"
+    again = f"{usage.COMMAND} {usage.EXAMPLE}"
     try:
-        options = usage.options(argv, (validate.__doc__ or "").partition("\n\n    ")[0])
-        again = options.again
+        options = usage.parse(argv)
+        again = options.again()
         return _run(options)
     except Stop as stop:
-        stop.show()
-        return stop.code
+        return stop.show()
     except KeyboardInterrupt:
-        Stop(0, "interrupted; no result was written.", again).show()
-        return usage.INTERRUPTED
+        return Stop(output.INTERRUPTED, "interrupted; no result was written.", again).show()
     except NotPrinted as error:
         if not isinstance(error.__cause__, BrokenPipeError):  # `| head` has what it wanted
             words = f"standard output takes nothing: {error}. No result was written."
-            Stop(0, words, f"{again} >FILE   (where there is space)").show()
+            Stop(output.NOT_WRITTEN, words, f"{again} >FILE   (where there is space)").show()
         # What could not be printed is still kept; a flush at exit must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return usage.NOT_WRITTEN
+        return output.NOT_WRITTEN
     except Exception as error:
         traceback.print_exc()
         words = (
             f"an error inside this tool: {type(error).__name__}: {error}. No result was written."
         )
-        Stop(0, words, "tell us the lines above").show()
-        raise SystemExit(usage.UNEXPECTED) from error
+        raise SystemExit(
+            Stop(output.UNEXPECTED, words, "tell us the lines above").show()
+        ) from error
 
 
-def _run(options: Options) -> int:
-    output.remove_old(options)
+def _run(options: usage.Options) -> int:
+    other = f"{options.again(json=None)} --json FILE"
+    output.remove_old(options.json, other)
     if sys.stdout is None:
         words = "standard output is closed, so no result can be printed. Nothing was checked."
-        raise Stop(usage.NOT_WRITTEN, words, f"{options.again} >FILE")
+        raise Stop(output.NOT_WRITTEN, words, f"{options.again()} >FILE")
     try:
         from vision_exp.validate import run
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "PIL":
+        package = NEEDED.get((error.name or "").partition(".")[0])
+        if package is None:
             raise
-        hint = "python3 -m pip install pillow   (or use the Python that runs vLLM)"
-        raise Stop(usage.ENVIRONMENT, "Pillow is missing. Nothing was checked.", hint) from error
-    lab = run.enter(options)
+        hint = f"python3 -m pip install {package}   (or use the Python that runs vLLM)"
+        words = f"the package {package} is missing. Nothing was checked."
+        raise Stop(output.ENVIRONMENT, words, hint) from error
     results: list[dict[str, Any]] = []
     try:
-        for name, check in run.CHECKS.items():
-            results.append(run.run(name, check, lab))
+        server = asyncio.run(run.everything(options, results))
     except KeyboardInterrupt:
         left = len(run.CHECKS) - len(results)
         say(f"{_words(_counts(results))}; interrupted: of {left} checks nothing is known")
         raise
     counts = _counts(results)
     say(_words(counts) + ("; of what was skipped nothing is known" if counts["skipped"] else ""))
-    output.write(options, _server(options, lab) | counts | {"checks": results})
-    return usage.A_CHECK_FAILED if counts["failed"] else usage.FINE
+    result = {"schema": 1, "url": options.url} | server | counts | {"checks": results}
+    output.write(options.json, other, result)
+    return output.A_CHECK_FAILED if counts["failed"] else output.FINE
 
 
 def _counts(results: list[dict[str, Any]]) -> dict[str, int]:
@@ -87,19 +86,15 @@ def _words(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
-def _server(options: Options, lab: Lab) -> dict[str, Any]:
-    noise = dataclasses.asdict(lab.noise)
-    return {
-        "schema": 1,
-        "url": options.url,
-        "model": lab.client.model,
-        "trained": lab.trained,
-        "noise_nats": None if lab.noise.lost else lab.noise.moved,
-        "noise": noise,
-    }
+def _interrupt(number: int, frame: object) -> None:
+    # One is enough; another must not cut short what is said at the end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     code = main()
     # Its result is out: one more Ctrl-C must not add a traceback of the interpreter's own end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,63 +1,48 @@
-"""A client for OpenAI-compatible chat servers: standard library only, no retries, no guesses."""
+"""A client for OpenAI-compatible chat servers: no retries, no redirects, no proxies, no guesses."""
 
 from __future__ import annotations
 
-import http.client
-import json
+import asyncio
+import concurrent.futures
+import functools
+import socket
 import ssl
-import time
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
-from vision_exp.validate.reply import Answer, BadReply, answer_of, names_of, parsed
-from vision_exp.validate.wire import Wire
+import anyio
+import httpx
 
+from vision_exp.validate.reply import Answer, BadReply, Chat, Models, ServerError, parse
+
+#: What a user message is made of: texts, and content parts with images.
+Content = Sequence["str | dict[str, Any]"]
 CHAT = "/chat/completions"
-#: DeepSeek-V4's rendering in vLLM thinks if either is true, also as a default of the server.
-NO_THINKING: dict[str, Any] = {
-    "chat_template_kwargs": {"thinking": False, "enable_thinking": False}
-}
-LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 20}
-FEW_LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 5}
-#: What is asked of every request, the best first: servers refuse fields that they do not know, and
-#: more alternatives than they were started for.
-FORMS: tuple[dict[str, Any], ...] = (
-    NO_THINKING | LOGPROBS,
-    NO_THINKING | FEW_LOGPROBS,
-    LOGPROBS,
-    FEW_LOGPROBS,
-    NO_THINKING,
-    {},
-)
-#: Statuses by which servers refuse a field of a request.
-UNKNOWN_FIELD = (400, 422)
+#: Bytes of a reply: a hundred times what the longest answer asked for here takes.
+LARGEST_REPLY = 16 << 20
 BUSY = 429
+LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 20}
+
+_certificates = functools.cache(ssl.create_default_context)
 
 
-def start_of(body: str) -> str:
-    """The start of a reply's body, on one line."""
-    return " ".join(body.split())[:300]
+class Refused(ServerError):
+    """Another status than 200. ``target``: where a redirect leads; ``reply``: all that was said."""
+
+    def __init__(self, url: str, status: int, body: str = "", target: str = "") -> None:
+        to = f" to {target[:300]}" if target else ""
+        self.status, self.target = status, target
+        self.reply = f"HTTP {status}{to}: {body}".removesuffix(": ")
+        super().__init__(f"{url} answers {self.reply}")
 
 
-class Refused(Exception):
-    """Another status than 200: with where a redirect leads, and the start of the body."""
-
-    def __init__(self, status: int, body: str, location: str = "") -> None:
-        told = f" to {location[:300]}" if location else ""
-        words = start_of(body)
-        super().__init__(f"HTTP {status}{told}: {words}" if words else f"HTTP {status}{told}")
-        self.status, self.location = status, location
-
-
-class Busy(Exception):
+class Busy(ServerError):
     """HTTP 429: the server takes no more requests now, whatever they ask."""
 
-    def __init__(self, url: str, body: str) -> None:
-        super().__init__(f"{url} answers HTTP {BUSY}: {start_of(body)}")
 
-
-class Unreachable(Exception):
+class Unreachable(ServerError):
     """No HTTP answer, or one that broke off."""
 
 
@@ -65,121 +50,114 @@ class TooLate(Unreachable):
     """No whole answer within the time that a request has."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Client:
-    """``url`` is the base with ``/v1``; ``timeout`` is in seconds, for each request with its reply.
+    """``url`` is the base with ``/v1``; ``timeout``: seconds for each request with its reply.
 
-    ``form``: fields that go along with every request, one of `FORMS`.
+    ``fields`` go along with every request. What is asked raises ServerError.
     """
 
     url: str
     model: str = ""
     key: str = ""
     timeout: float = 120.0
-    form: dict[str, Any] = field(default_factory=lambda: dict(LOGPROBS))
+    fields: dict[str, Any] = field(default_factory=LOGPROBS.copy)
 
-    def models(self) -> list[str]:
-        """Names that the server serves. Raises Refused, Busy, Unreachable or BadReply."""
-        return names_of(self._json("GET", "/models"), self.url + "/models")
+    async def first_model(self) -> str:
+        """The name of the first model that the server lists."""
+        return parse(Models, await self._read("GET", "/models"), self.url + "/models").first
 
-    def ask(
-        self,
-        content: list[dict[str, Any]],
-        *,
-        max_tokens: int = 16,
-        salt: str = "",
-        before: list[dict[str, Any]] | None = None,
-    ) -> Answer:
-        """One greedy answer to one user message. ``salt`` goes along as vLLM's ``cache_salt``.
-
-        Raises Refused, Busy, Unreachable or BadReply.
-        """
-        body = self.body(content, max_tokens, salt, before or [])
-        return answer_of(self._json("POST", CHAT, body), self.url + CHAT)
+    async def ask(self, content: Content, **options: Any) -> Answer:
+        """One greedy answer; ``options`` are those of `body`."""
+        data = await self._read("POST", CHAT, self.body(content, **options))
+        return parse(Chat, data, self.url + CHAT).answer()
 
     def body(
         self,
-        content: list[dict[str, Any]],
-        max_tokens: int,
+        content: Content,
+        *,
+        max_tokens: int = 16,
         salt: str = "",
-        before: list[dict[str, Any]] | None = None,
+        before: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
-        """A chat request, as the server wants it."""
-        body: dict[str, Any] = self.form | {
-            "model": self.model,
-            "messages": [*(before or []), {"role": "user", "content": content}],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-        }
-        return body | ({"cache_salt": salt} if salt else {})
+        """A request of one user message; ``before`` it others, ``salt`` is vLLM's cache_salt."""
+        parts = [{"type": "text", "text": p} if isinstance(p, str) else p for p in content]
+        messages = [*before, {"role": "user", "content": parts}]
+        body = self.fields | {"model": self.model, "messages": messages, "temperature": 0}
+        return body | {"max_tokens": max_tokens} | ({"cache_salt": salt} if salt else {})
 
-    def send(
-        self, method: str, path: str, body: dict[str, Any] | None
-    ) -> http.client.HTTPConnection:
-        """A connection on which the request was sent; the reply is not waited for.
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        take: Callable[[bytes], bool | None],
+        trace: Callable[[str, Any], Awaitable[None]] | None = None,
+    ) -> bool:
+        """Hands a reply's bytes to ``take`` as they come, until it returns True: then hangs up.
 
-        Its socket is a `Wire`. Raises Unreachable.
+        Whether the reply came to its end. ``trace`` is httpcore's. The caller bounds the time.
         """
-        deadline = time.monotonic() + self.timeout
-        parts = urlsplit(self.url)
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        secure = parts.scheme == "https"
-        host, port = parts.hostname or "", parts.port
-        if port is None:  # else http.client looks for one in the host, and an IPv6 zone is none
-            port = 443 if secure else 80
-        connection: http.client.HTTPConnection
-        if secure:
-            context = ssl.create_default_context()
-            connection = http.client.HTTPSConnection(
-                host, port, timeout=self.timeout, context=context
-            )
-        else:
-            connection = http.client.HTTPConnection(host, port, timeout=self.timeout)
+        asyncio.get_running_loop().getaddrinfo = _look_up  # type: ignore[method-assign]
+        url, size, broke = self.url + path, 0, ""
+        # No compression: what is counted is what comes.
+        headers = {"Accept-Encoding": "identity"}
+        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        more: dict[str, Any] = {"extensions": {"trace": trace} if trace else {}}
         try:
-            data = None if body is None else json.dumps(body)
-            connection.request(method, parts.path.rstrip("/") + path, data, headers)
-        except (OSError, http.client.HTTPException, UnicodeError) as error:  # a host's odd labels
-            connection.close()
-            raise self.lost(path, error) from error
-        connection.sock = Wire(connection.sock, self.url + path, deadline, self.timeout)
-        return connection
+            async with (
+                httpx.AsyncClient(timeout=None, trust_env=False, verify=_certificates()) as http,
+                http.stream(method, url, json=body, headers=headers, **more) as response,
+            ):
+                if response.status_code != 200:
+                    raise await _refusal(response, url)
+                broke = "the reply broke off: "
+                async for data in response.aiter_raw():
+                    size += len(data)
+                    if size > LARGEST_REPLY:
+                        raise BadReply(url, f"more than {LARGEST_REPLY} bytes")
+                    if take(data):
+                        return False
+                return True
+        # A host's impossible labels show when its name is looked up.
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # what wraps it says less
+                cause = cause.__cause__
+            words = str(cause) or type(cause).__name__
+            raise Unreachable(f"{url}: {broke}{words}") from error
 
-    def lost(self, path: str, error: Exception, words: str = "") -> Unreachable:
-        """What to raise for an error of the connection; ``words`` come before it."""
-        kind = TooLate if isinstance(error, TimeoutError) else Unreachable
-        return kind(f"{self.url}{path}: {words}{str(error) or type(error).__name__}")
+    async def _read(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        data = bytearray()
+        with anyio.move_on_after(self.timeout):
+            await self.exchange(method, path, body, data.extend)
+            return bytes(data)
+        late = f"no whole reply within {self.timeout:g} s (--timeout)"
+        raise TooLate(f"{self.url}{path}: {late}")
 
-    def reply(self, connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
-        """The reply's head.
 
-        Raises Refused, Busy, Unreachable or BadReply, with the connection closed.
-        """
+async def _refusal(response: httpx.Response, url: str) -> ServerError:
+    body = b""
+    async for data in response.aiter_raw():
+        body += data
+        if len(body) >= 2000:
+            break
+    start = " ".join(body[:2000].decode(errors="replace").split())[:300]
+    if response.status_code == BUSY:
+        return Busy(f"{url} answers HTTP {BUSY}: {start}")
+    return Refused(url, response.status_code, start, response.headers.get("Location", ""))
+
+
+async def _look_up(*arguments: Any, **options: Any) -> Any:
+    """The loop's `getaddrinfo`, by a thread that is not waited for once the time is over."""
+    found: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    found.set_running_or_notify_cancel()
+
+    def look() -> None:
         try:
-            response = connection.getresponse()
-            if response.status == 200:
-                return response
-            words = response.read(2000).decode(errors="replace")
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise self.lost(path, error) from error
-        except BadReply:
-            connection.close()
-            raise
-        connection.close()
-        if response.status == BUSY:
-            raise Busy(self.url + path, words)
-        raise Refused(response.status, words, response.headers.get("Location", ""))
+            found.set_result(socket.getaddrinfo(*arguments, **options))
+        except (OSError, UnicodeError) as error:
+            found.set_exception(error)
 
-    def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        connection = self.send(method, path, body)
-        response = self.reply(connection, path)
-        try:
-            data = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise self.lost(path, error, "the answer broke off: ") from error
-        finally:
-            response.close()
-            connection.close()
-        return parsed(data, self.url + path)
+    threading.Thread(target=look, daemon=True).start()
+    return await asyncio.wrap_future(found)

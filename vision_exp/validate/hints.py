@@ -2,62 +2,57 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from urllib.parse import urljoin
 
-from vision_exp.validate.client import Busy, Refused, TooLate
+from vision_exp.validate.client import Busy, Refused, ServerError, TooLate
+from vision_exp.validate.output import NO_SERVER, Stop
 from vision_exp.validate.reply import BadReply
-from vision_exp.validate.usage import COMMAND, EXAMPLE, LONGEST_TIMEOUT, NO_SERVER, Options, Stop
+from vision_exp.validate.usage import COMMAND, EXAMPLE, LONGEST_TIMEOUT, Options
 
-#: Statuses that are about the caller, not about the picture that went along.
+#: Statuses that are about the caller, not about the image that went along.
 WHO = (401, 403, 404)
 
 
-class NoPicture(Exception):
-    """The server answered text, and refused the same with a picture."""
+class NoImages(ServerError):
+    """The server answered text, and refused the same with an image."""
 
     def __init__(self, url: str, model: str, error: Refused) -> None:
-        does = "fails at a" if error.status >= 500 else "takes no"
-        super().__init__(f"{url}: the model {model} answers text but {does} picture: {error}")
+        does = "fails at an" if error.status >= 500 else "takes no"
+        super().__init__(f"{url}: the model {model} answers text but {does} image: {error.reply}")
         self.status = error.status
 
 
-def no_server(options: Options, error: Exception) -> Stop:
+def no_server(options: Options, error: ServerError) -> Stop:
     """The end of a run that could not begin."""
-    told = str(error)
-    if isinstance(error, Refused):  # alone of these it does not name the URL
-        told = f"{options.url} answers {error}"
-    return Stop(NO_SERVER, f"no usable server: {told}. Nothing was checked.", _next(options, error))
+    words = f"no usable server: {error}. Nothing was checked."
+    return Stop(NO_SERVER, words, "   ".join(_next(options, error)))
 
 
-def _next(options: Options, error: Exception) -> str:
+def _next(options: Options, error: ServerError) -> tuple[str, ...]:
+    """A command, and what is to be known of it."""
+    status = error.status if isinstance(error, (Refused, NoImages)) else 0
     if isinstance(error, BadReply):
-        return f"{COMMAND} --url {EXAMPLE}   (the base URL of an OpenAI-compatible chat server)"
+        return f"{COMMAND} {EXAMPLE}", "(the base URL of an OpenAI-compatible chat server)"
     if isinstance(error, TooLate):
         longer = min(LONGEST_TIMEOUT, max(600, 2 * options.timeout))
-        slow = dataclasses.replace(options, timeout=longer)
-        return f"{slow.again}   (if the server is only slow; else see its log)"
+        return options.again(timeout=longer), "(if the server is only slow; else see its log)"
     if isinstance(error, Busy):
-        return f"{options.again}   (later: the server is busy)"
-    status = error.status if isinstance(error, (Refused, NoPicture)) else 0
+        return options.again(), "(later: the server is busy)"
     if status >= 500:
-        return f"{options.again}   (once the server's log has told why, and that is mended)"
-    if isinstance(error, NoPicture):
-        return (
-            "python3 hotfix.py status   (is vLLM patched, the model a Vision-Exp one, and the "
-            "server started with --limit-mm-per-prompt '{\"image\":16}'?)"
-        )
-    if isinstance(error, Refused) and 300 <= status < 400 and error.location:
-        asked = f"{options.url}/models"
-        base = urljoin(asked, error.location).removesuffix("/models")
-        return f"{COMMAND} --url {shlex.quote(base)}   (if you trust where the redirect leads)"
+        return options.again(), "(once the server's log has told why, and that is fixed)"
+    if isinstance(error, NoImages):
+        flag = "--limit-mm-per-prompt '{\"image\":16}'"
+        question = "(is vLLM patched, the model a Vision-Exp one, and the server started with"
+        return "python3 hotfix.py status", f"{question} {flag}?)"
+    if isinstance(error, Refused) and 300 <= status < 400 and error.target:
+        base = urljoin(f"{options.url}/models", error.target).removesuffix("/models")
+        return f"{COMMAND} --url {shlex.quote(base)}", "(if you trust where the redirect leads)"
     if status in (401, 403):
-        return f"{options.again} --api-key KEY"
+        return (options.again(api_key="KEY"),)
     if status == 404 and not options.url.endswith("/v1"):
-        return f"{COMMAND} --url {EXAMPLE}   (the base URL, up to and with /v1)"
+        return f"{COMMAND} {EXAMPLE}", "(the base URL, up to and with /v1)"
     if status == 404 and options.model:
-        return f"curl {options.url}/models   (has the names that --model takes)"
-    return (
-        f"curl {options.url}/models   (must list the models; else start the server, or mend --url)"
-    )
+        return f"curl {options.url}/models", "(has the names that --model takes)"
+    question = "(must list the models; else start the server, or correct --url)"
+    return f"curl {options.url}/models", question

@@ -1,4 +1,4 @@
-"""Pictures for the validator: made here, so that what they show is known."""
+"""Images for the validator: made here, so that what they show is known."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+Part = dict[str, Any]
 COLOURS = {
     "red": (220, 30, 30),
     "green": (20, 150, 40),
@@ -23,56 +24,55 @@ SHAPES = [(1, 1), (14, 14), (640, 480), (333, 777), (1920, 1080), (4000, 3000)]
 SHAPES += [(2000, 200), (200, 2000), (3000, 20), (20, 3000), (512, 4096), (1023, 127)]
 
 
-def disc(colour: str, seed: int, size: int = 448) -> Image.Image:
-    """A large disc of one colour on soft grey noise (flat pictures make poor probes)."""
-    picture = _noise(size, size, seed)
-    draw = ImageDraw.Draw(picture)
-    draw.ellipse((size * 0.2, size * 0.2, size * 0.8, size * 0.8), fill=COLOURS[colour])
-    return picture
+def disc(colour: str, seed: int) -> Part:
+    """A large disc of one colour."""
+    return part(_disc(colour, seed, 448, (0.5, 0.5), 0.3))
 
 
-def marker(x: float, y: float, size: int = 896) -> Image.Image:
-    """A small red disc with its centre at (x, y), in parts of the side, on soft grey noise."""
-    picture = _noise(size, size, 7)
-    radius, draw = size * 0.03, ImageDraw.Draw(picture)
-    centre = (x * size, y * size)
-    box = (centre[0] - radius, centre[1] - radius, centre[0] + radius, centre[1] + radius)
-    draw.ellipse(box, fill=COLOURS["red"])
-    return picture
+def marker(x: float, y: float) -> Part:
+    """A small red disc with its centre at (x, y), in parts of the side."""
+    return part(_disc("red", 7, 896, (x, y), 0.03))
 
 
-def any_shape(width: int, height: int) -> Image.Image:
-    return _noise(width, height, width * 31 + height)
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Soft grey noise: flat images make poor probes."""
+    cells = (max(width // 16, 1), max(height // 16, 1))
+    values = random.Random(seed or width * 31 + height).choices(
+        range(150, 200), k=cells[0] * cells[1]
+    )
+    small = Image.new("L", cells)
+    small.putdata(values)
+    return small.resize((width, height), Image.Resampling.BILINEAR).convert("RGB")
 
 
-def kinds() -> dict[str, tuple[Image.Image, str]]:
-    """Modes and formats that clients send: name -> (picture, format)."""
-    base = disc("blue", 5, 300)
-    see_through = base.convert("RGBA")
-    see_through.putalpha(128)
+def formats() -> dict[str, Part]:
+    """Modes and formats that clients send."""
+    base = _disc("blue", 5, 300, (0.5, 0.5), 0.3)
+    transparent = base.convert("RGBA")
+    transparent.putalpha(128)
+    modes = {
+        "grey PNG": base.convert("L"),
+        "palette PNG": base.convert("P"),
+        "transparent PNG": transparent,
+        "16-bit grey PNG": base.convert("L").convert("I;16"),
+        "CMYK JPEG": base.convert("CMYK"),
+    }
+    modes |= dict.fromkeys(("JPEG", "WEBP", "GIF", "BMP"), base)
+    return {name: part(image, name.split()[-1]) for name, image in modes.items()}
+
+
+def broken() -> dict[str, Part]:
+    """What is no image, or not a whole one."""
+    whole = _encode(noise(448, 448), "PNG")
     return {
-        "grey PNG": (base.convert("L"), "PNG"),
-        "palette PNG": (base.convert("P"), "PNG"),
-        "transparent PNG": (see_through, "PNG"),
-        "16-bit grey PNG": (base.convert("L").convert("I;16"), "PNG"),
-        "JPEG": (base, "JPEG"),
-        "CMYK JPEG": (base.convert("CMYK"), "JPEG"),
-        "WebP": (base, "WEBP"),
-        "GIF": (base, "GIF"),
-        "BMP": (base, "BMP"),
+        "no image": _data_url(b"this is no image", "PNG"),
+        "cut short": _data_url(whole[: len(whole) // 2], "PNG"),
     }
 
 
-def part(picture: Image.Image, form: str = "PNG") -> dict[str, Any]:
-    """An ``image_url`` content part with the picture in a data URL."""
-    sink = io.BytesIO()
-    picture.save(sink, format=form)
-    return raw_part(sink.getvalue(), f"image/{form.lower()}")
-
-
-def raw_part(data: bytes, kind: str) -> dict[str, Any]:
-    url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+def part(image: Image.Image, form: str = "PNG") -> Part:
+    """An ``image_url`` content part with the image in a data URL."""
+    return _data_url(_encode(image, form), form)
 
 
 def colours_named(text: str) -> list[str]:
@@ -84,13 +84,22 @@ def colours_named(text: str) -> list[str]:
     return list(dict.fromkeys(word for word in found if word in COLOURS))
 
 
-def words(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
+def _disc(
+    colour: str, seed: int, size: int, centre: tuple[float, float], radius: float
+) -> Image.Image:
+    image = noise(size, size, seed)
+    x, y = centre
+    box = [(size * (x - radius), size * (y - radius)), (size * (x + radius), size * (y + radius))]
+    ImageDraw.Draw(image).ellipse(box, fill=COLOURS[colour])
+    return image
 
 
-def _noise(width: int, height: int, seed: int) -> Image.Image:
-    cells = (max(width // 16, 1), max(height // 16, 1))
-    values = random.Random(seed).choices(range(150, 200), k=cells[0] * cells[1])
-    small = Image.new("L", cells)
-    small.putdata(values)
-    return small.resize((width, height), Image.Resampling.BILINEAR).convert("RGB")
+def _encode(image: Image.Image, form: str) -> bytes:
+    sink = io.BytesIO()
+    image.save(sink, format=form)
+    return sink.getvalue()
+
+
+def _data_url(data: bytes, form: str) -> Part:
+    url = f"data:image/{form.lower()};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}

@@ -1,51 +1,70 @@
-"""The result file: never one of an earlier run, never half of one."""
+"""What a run says and writes: one line a statement, a refusal with its next step, the result."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
-from vision_exp.validate.usage import NOT_WRITTEN, USAGE, Options, Stop
+FINE, A_CHECK_FAILED, USAGE, NO_SERVER, NOT_WRITTEN, UNEXPECTED, ENVIRONMENT = range(7)
+INTERRUPTED = 130
 
 
-def remove_old(options: Options) -> None:
-    """What an earlier run wrote must not be taken for the result of this one.
+class NotPrinted(Exception):
+    """Standard output takes nothing more; the cause is an OSError."""
 
-    Devices and pipes stay. Raises Stop where it cannot be removed.
-    """
-    if options.json is None or not options.json.is_file():
-        return
+
+class Stop(Exception):
+    """A run that ends without a result: ``code`` is the exit code, ``hint`` the next command."""
+
+    def __init__(self, code: int, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.code, self.hint = code, hint
+
+    def show(self) -> int:
+        """Says so on standard error, in two lines; returns the exit code."""
+        print(line(f"[vision-exp] {self}"), line(f"next: {self.hint}"), sep="\n", file=sys.stderr)
+        return self.code
+
+
+def line(text: str) -> str:
+    """``text`` on one line: a server's words must neither look like ours nor drive a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def say(text: str) -> None:
+    """Prints one line, and knows whether it got out. Raises NotPrinted."""
     try:
-        options.json.unlink()
+        print(line(text), flush=True)
     except OSError as error:
-        raise Stop(
-            USAGE,
-            f"--json {options.json}: the old file cannot be removed: {error.strerror}. "
-            "Nothing was checked.",
-            f"{options.without_file} --json FILE",
-        ) from error
+        raise NotPrinted(error.strerror or str(error)) from error
 
 
-def write(options: Options, found: dict[str, Any]) -> None:
+def remove_old(path: Path | None, other: str) -> None:
+    """An earlier result must not be taken for this run's. Devices and pipes stay. Raises Stop.
+
+    ``other`` is the command for another file.
+    """
+    try:
+        if path and path.is_file():
+            path.unlink()
+    except OSError as error:
+        words = f"--json {path}: the old file cannot be removed: {error.strerror}."
+        raise Stop(USAGE, f"{words} Nothing was checked.", other) from error
+
+
+def write(path: Path | None, other: str, result: dict[str, Any]) -> None:
     """The result, whole or not at all. Raises Stop."""
-    path = options.json
     if path is None:
         return
-    text = json.dumps(found, indent=1) + "\n"
-    beside = path.with_name(f".validate-{os.getpid()}.tmp")
+    # A device or pipe is written to; what was a file is removed.
+    target = path if path.exists() else path.with_name(f".validate-{os.getpid()}.tmp")
     try:
-        if path.exists():  # a device or pipe: what was a file is removed
-            path.write_text(text)
-            return
-        try:
-            beside.write_text(text)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        target.write_text(json.dumps(result, indent=1) + "\n")
+        target.replace(path) if target != path else None
     except OSError as error:
-        raise Stop(
-            NOT_WRITTEN,
-            f"--json {path} cannot be written: {error.strerror}. The result is above.",
-            f"{options.without_file} --json FILE",
-        ) from error
+        target.unlink(missing_ok=True) if target != path else None
+        words = f"--json {path} cannot be written: {error.strerror}. The result is above."
+        raise Stop(NOT_WRITTEN, words, other) from error

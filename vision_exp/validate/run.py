@@ -1,45 +1,35 @@
-"""The validator's list of checks, what it finds out of a server first, and how a check is run."""
+"""What is found out of a server first, and how all checks are run."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from typing import Any
 
-from vision_exp.validate import checks, taken
-from vision_exp.validate import images as pictures
-from vision_exp.validate.client import (
-    FORMS,
-    NO_THINKING,
-    UNKNOWN_FIELD,
-    Busy,
-    Client,
-    Refused,
-    Unreachable,
-)
-from vision_exp.validate.hints import WHO, NoPicture, no_server
-from vision_exp.validate.judge import FAILED, FLOOR, SKIPPED, Verdict, skipped
-from vision_exp.validate.probe import coordinates
+from vision_exp.validate.checks import CHECKS, COLOURS, Check, Session, shows
+from vision_exp.validate.client import LOGPROBS, Busy, Client, Refused, ServerError
+from vision_exp.validate.hints import WHO, NoImages, no_server
+from vision_exp.validate.judge import FLOOR, Noise, Verdict, noise_of
+from vision_exp.validate.output import say
 from vision_exp.validate.reply import Answer, BadReply
-from vision_exp.validate.text import say
+from vision_exp.validate.stream import UNKNOWN_FIELD
 from vision_exp.validate.usage import Options
 
-CHECKS: dict[str, Callable[[checks.Lab], Verdict]] = {
-    "two concurrent image requests": checks.concurrent(2),
-    "three concurrent image requests": checks.concurrent(3),
-    "each request its own picture": checks.own_picture,
-    "the same picture twice": checks.same_twice,
-    "one picture at every offset": checks.offsets,
-    "pictures in another order": checks.reordered,
-    "a prefix fork": checks.prefix_fork,
-    "a cancelled request": checks.cancelled,
-    "a bad image, then a good one": checks.bad_then_good,
-    "a picture in a system message": taken.system_image,
-    "pictures of all shapes": taken.shapes,
-    "formats and colour modes": taken.formats,
-    "positions in a picture": coordinates,
+#: DeepSeek-V4's rendering in vLLM thinks if either is true, also as a default of the server.
+NO_THINKING: dict[str, Any] = {
+    "chat_template_kwargs": {"thinking": False, "enable_thinking": False}
 }
+FEW = LOGPROBS | {"top_logprobs": 5}
+#: What goes along with every request, the best first: servers refuse fields that they do not know,
+#: and more alternatives than they were started for.
+FIELDS: tuple[dict[str, Any], ...] = (
+    NO_THINKING | LOGPROBS,
+    NO_THINKING | FEW,
+    LOGPROBS,
+    FEW,
+    NO_THINKING,
+    {},
+)
 #: Text questions that any trained chat model answers; they decide whether content can be judged.
 SENSE = {
     "What is 2 + 3? Answer with one digit.": "5",
@@ -48,105 +38,103 @@ SENSE = {
 SENSE_TOKENS = 16
 
 
-def enter(options: Options) -> checks.Lab:
-    """What has to be known of the server first. Raises Stop where it cannot be used."""
-    client = Client(options.url, options.model, options.key, options.timeout)
+async def everything(options: Options, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Runs all checks into ``results``; returns what is known of the server. Raises Stop."""
+    client = Client(options.url, options.model, options.api_key, options.timeout)
     try:
-        return explore(client)
-    except (Unreachable, Refused, Busy, BadReply, NoPicture) as error:
+        session = await explore(client)
+    except ServerError as error:
         raise no_server(options, error) from error
+    for check in CHECKS:
+        results.append(await run(check, session))
+    noise = session.noise
+    return {
+        "model": session.client.model,
+        "trained": session.is_coherent,
+        "noise_nats": None if noise.incomparable else noise.moved,
+        "noise": {"moved": noise.moved, "lost": noise.incomparable, "repeats": noise.repeats},
+    }
 
 
-def explore(client: Client) -> checks.Lab:
+async def explore(client: Client) -> Session:
     """Finds the model's name, which fields the server takes, whether it answers sense, its noise.
 
-    Raises Refused, Busy, Unreachable, BadReply or NoPicture.
+    Raises ServerError.
     """
-    client.model = client.model or client.models()[0]
-    client.form = form_of(client)
-    answers = {
-        question: client.ask([pictures.words(question)], max_tokens=SENSE_TOKENS)
-        for question in SENSE
-    }
-    trained = all(SENSE[question] in answer.text.lower() for question, answer in answers.items())
-    why = "" if trained else senseless(list(answers.values()), client.form)
+    client = dataclasses.replace(client, model=client.model or await client.first_model())
+    client = await _with_fields(client, FIELDS)
+    answers = {q: await client.ask([q], max_tokens=SENSE_TOKENS) for q in SENSE}
+    is_coherent = all(SENSE[q] in answer.text.lower() for q, answer in answers.items())
+    why = "" if is_coherent else _incoherent_reason(list(answers.values()), client.fields)
+    warm = ""
     try:
-        client.ask([pictures.words("Hello")], max_tokens=1, salt="vision-exp")
-        salts = True
+        await client.ask(["Hello"], max_tokens=1, salt="vision-exp")
     except Refused:
-        salts = False
+        warm = "the server takes no cache_salt, so no answer is known to be cold"
     say(f"model {client.model} at {client.url}")
-    if not trained:
-        told = {question: answer.text or answer.reasoning for question, answer in answers.items()}
-        say(f"{why[0].upper()}{why[1:]} ({told}): checks of content will be skipped.")
-    lab = checks.Lab(client, trained, salts, senseless=why)
+    if why:
+        texts = {q: answer.text or answer.reasoning for q, answer in answers.items()}
+        say(f"{why[0].upper()}{why[1:]} ({texts}): checks of content will be skipped.")
+    session = Session(client, why, warm)
+    noise = Noise()
     try:
-        noise = checks.own_noise(lab)
+        for index, colour in enumerate(list(COLOURS)[:3]):
+            noise += noise_of(await session.repeat(shows(colour, 200 + index), 4))
     except Refused as error:
         if error.status in WHO:
             raise
-        raise NoPicture(client.url, client.model, error) from error
-    if noise.lost or noise.limit > FLOOR:
+        raise NoImages(client.url, client.model, error) from error
+    if noise.incomparable or noise.limit > FLOOR:
         say(
             f"Asked again alone, its answers move by {noise}: it is not reproducible. Answers "
             f"further away than {noise.limit:.2f} nats count as others, and where answers to "
-            "another picture are not, nothing is judged."
+            "another image are not, nothing is judged."
         )
-    return dataclasses.replace(lab, noise=noise)
+    return dataclasses.replace(session, noise=noise)
 
 
-def form_of(client: Client) -> dict[str, Any]:
-    """The first of `FORMS` that the server takes. Raises what it says to the last of them."""
-    for form in FORMS[:-1]:
-        client.form = form
-        try:
-            client.ask([pictures.words("Hello")], max_tokens=1)
-        except Refused as error:
-            if error.status not in UNKNOWN_FIELD:
-                raise
-        else:
-            return form
-    client.form = FORMS[-1]
-    client.ask([pictures.words("Hello")], max_tokens=1)
-    return client.form
+async def _with_fields(client: Client, forms: tuple[dict[str, Any], ...]) -> Client:
+    """With the first that the server takes. Raises what it says to the last of them."""
+    client = dataclasses.replace(client, fields=forms[0])
+    try:
+        await client.ask(["Hello"], max_tokens=1)
+    except Refused as error:
+        if error.status not in UNKNOWN_FIELD or not forms[1:]:
+            raise
+        return await _with_fields(client, forms[1:])
+    return client
 
 
-def senseless(answers: list[Answer], form: dict[str, Any]) -> str:
-    """Why an untrained model's content is not judged, as far as its answers to `SENSE` tell."""
+def _incoherent_reason(answers: list[Answer], fields: dict[str, Any]) -> str:
+    """Why content is not judged, as far as answers to `SENSE` tell."""
     if any(answer.reasoning and not answer.text for answer in answers):
-        asked = (
-            "although it was asked not to think"
-            if NO_THINKING.items() <= form.items()
-            else ("and it does not take chat_template_kwargs, which would stop its thinking")
-        )
+        asked = "and it does not take chat_template_kwargs, which would stop its thinking"
+        if NO_THINKING.items() <= fields.items():
+            asked = "although it was asked not to think"
         return f"the server gives reasoning and no content within {SENSE_TOKENS} tokens, {asked}"
     if not any(answer.text for answer in answers):
         return "the server's answers are empty"
     return "the model does not answer sense"
 
 
-def run(name: str, check: Callable[[checks.Lab], Verdict], lab: checks.Lab) -> dict[str, Any]:
-    """One check; what the server refuses, drops or replies oddly on the way is its failure.
+async def run(check: Check, session: Session) -> dict[str, Any]:
+    """One check; what the server refuses, drops or malforms on the way is its failure.
 
-    Not that it is busy: that says nothing about pictures.
+    Not that it is busy: that says nothing about images.
     """
     started = time.monotonic()
     try:
-        found = check(lab)
+        missing = check.missing(session)
+        found = Verdict(None, "nothing", missing) if missing else await check.run(session)
     except Busy as error:
-        found = skipped("nothing, a request of this check was not taken", str(error))
-    except (Refused, Unreachable) as error:
-        found = Verdict(FAILED, "a request of this check against any answer", str(error))
+        found = Verdict(None, "nothing, a request of this check was not taken", str(error))
     except BadReply as error:
-        found = Verdict(FAILED, "the form of an answer", str(error))
+        found = Verdict(False, "the form of an answer", str(error))
+    except ServerError as error:
+        found = Verdict(False, "a request of this check against any answer", str(error))
     seconds = time.monotonic() - started
-    say(f"{found.state:8} {name} ({seconds:.1f} s)")
+    say(f"{found.state:8} {check.name} ({seconds:.1f} s)")
     say(f"         compared: {found.compared}")
-    say(f"         {'why' if found.state == SKIPPED else 'found'}: {found.detail}")
-    return {
-        "name": name,
-        "state": found.state,
-        "compared": found.compared,
-        "detail": found.detail,
-        "seconds": round(seconds, 2),
-    }
+    say(f"         {'why' if found.good is None else 'found'}: {found.detail}")
+    words = {"name": check.name, "state": found.state, "compared": found.compared}
+    return words | {"detail": found.detail, "seconds": round(seconds, 2)}

@@ -1,21 +1,19 @@
-"""The validator's command line, and its refusals: what happened first, what to type last."""
+"""The validator's command line: what cannot be done is refused, with what to type."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 import shlex
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from vision_exp.validate.text import line
+from vision_exp import validate
+from vision_exp.validate.output import USAGE, Stop
 
-FINE, A_CHECK_FAILED, USAGE, NO_SERVER, NOT_WRITTEN, UNEXPECTED, ENVIRONMENT = range(7)
-INTERRUPTED = 130
 EXIT_CODES = """exit codes:
   0    no check failed: each passed or was skipped, with the reason
   1    a check failed
@@ -23,146 +21,113 @@ EXIT_CODES = """exit codes:
   3    no usable server; nothing was checked
   4    the result could not be written or printed
   5    an error inside this tool
-  6    environment: Pillow is missing; nothing was checked
+  6    environment: a package is missing; nothing was checked
   130  interrupted
 """
 COMMAND = "python3 -m vision_exp.validate"
-EXAMPLE = "http://HOST:PORT/v1"
-#: Seconds that a request has; a day is more than any takes, and less than the sockets' own limit.
+EXAMPLE = "--url http://HOST:PORT/v1"
+#: Seconds that a request has; a day is more than any takes.
 TIMEOUT, LONGEST_TIMEOUT = 120, 86400
 
 
-class Stop(Exception):
-    """A run that ends without a result: ``code`` is the exit code, ``hint`` the next command."""
-
-    def __init__(self, code: int, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.code, self.hint = code, hint
-
-    def show(self) -> None:
-        """On standard error, as one line each."""
-        print(line(f"[vision-exp] {self}"), line(f"next: {self.hint}"), sep="\n", file=sys.stderr)
-
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Options:
     """``url`` without a slash at its end; ``timeout`` in seconds; empty strings: not given."""
 
     url: str
-    model: str
-    key: str
-    timeout: float
-    json: Path | None
+    model: str = ""
+    api_key: str = ""
+    timeout: float = TIMEOUT
+    json: Path | None = None
 
-    @property
-    def without_file(self) -> str:
-        """The command as it was given, without ``--json``; a key is not shown: hints get logged."""
-        model = f" --model {shlex.quote(self.model)}" if self.model else ""
-        key = " --api-key KEY" if self.key else ""
-        limit = f" --timeout {self.timeout:g}" if self.timeout != TIMEOUT else ""
-        return f"{COMMAND} --url {shlex.quote(self.url)}{model}{key}{limit}"
-
-    @property
-    def again(self) -> str:
-        """The command as it was given."""
-        file = f" --json {shlex.quote(str(self.json))}" if self.json else ""
-        return self.without_file + file
+    def again(self, **changed: Any) -> str:
+        """The command as it was given, but for what changed. Hints get logged: no key is shown."""
+        given = {**vars(self), "api_key": self.api_key and "KEY", **changed}
+        given["timeout"] = "" if given["timeout"] == TIMEOUT else f"{given['timeout']:g}"
+        words = [f"--{k.replace('_', '-')} {shlex.quote(str(v))}" for k, v in given.items() if v]
+        return " ".join([COMMAND, *words])
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise _usage(message, "")
+        raise _refusal(message)
 
 
-def options(argv: list[str] | None, about: str) -> Options:
+def parse(argv: list[str] | None) -> Options:
     """What was asked for. Raises Stop where it cannot be done, before anything is asked."""
     parser = _Parser(
         prog=COMMAND,
-        description=about,
+        description=(validate.__doc__ or "").partition("\n")[0],
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--url", required=True, help=f"base URL, as {EXAMPLE}")
-    parser.add_argument("--model", default="", help="default: the first that the server lists")
-    parser.add_argument("--api-key", default="", help="sent as a bearer token")
+    add = parser.add_argument
+    add("--url", required=True, type=_url, help=f"base URL, as {EXAMPLE}")
+    add("--model", default="", help="default: the first that the server lists")
+    add("--api-key", default="", type=_key, help="sent as a bearer token")
     limit = "seconds for each request: to the end of its reply, of a stream to its first piece"
-    parser.add_argument("--timeout", default=str(TIMEOUT), help=f"{limit}; default {TIMEOUT}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
-    args = parser.parse_args(argv)
-    return Options(
-        _url(args.url), args.model, _key(args.api_key), _seconds(args.timeout), _file(args.json)
-    )
+    add("--timeout", default=TIMEOUT, type=_seconds, help=f"{limit}; default {TIMEOUT}")
+    add("--json", type=_file, metavar="FILE", help="write the result there")
+    return Options(**vars(parser.parse_args(argv)))
 
 
-def _usage(message: str, option: str) -> Stop:
-    hint = f"{COMMAND} {option or f'--url {EXAMPLE}'}"
-    return Stop(USAGE, f"{message}. Nothing was checked.", f"{hint}   (--help has all options)")
+def _refusal(message: str, hint: str = EXAMPLE) -> Stop:
+    hint = f"{COMMAND} {hint}   (--help has all options)"
+    return Stop(USAGE, f"{message}. Nothing was checked.", hint)
 
 
-def _url(url: str) -> str:
-    example = f"--url {EXAMPLE}"
-    if not url.isascii() or not url.isprintable() or " " in url:
-        raise _usage(f"--url {url!r} has characters that no URL has", example)
-    if url and "://" not in url:
-        raise _usage(f"--url {url} has no scheme: add http://", f"--url http://{url}")
+def _url(text: str) -> str:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise _refusal(f"--url {text!r} has characters that no URL has")
+    if text and "://" not in text:
+        raise _refusal(f"--url {text} has no scheme: add http://", f"--url http://{text}")
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(text)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise _usage(f"--url {url} is no URL: {error}", example) from error
+        raise _refusal(f"--url {text} is no URL: {error}") from error
     if not host:
-        raise _usage(f"--url {url!r} names no host", example)
+        raise _refusal(f"--url {text!r} names no host")
     if parts.scheme not in ("http", "https"):
-        raise _usage(f"--url {url} has the scheme {parts.scheme}, not http or https", example)
+        raise _refusal(f"--url {text} has the scheme {parts.scheme}, not http or https")
     if parts.username is not None:
-        raise _usage("--url has a user name in it", f"{example} --api-key KEY")
-    if "?" in url or "#" in url:  # also with nothing after it, which urlsplit does not tell
-        raise _usage(f"--url {url} goes on after the path: it must be the base URL", example)
-    return url.rstrip("/")
+        raise _refusal("--url has a user name in it", f"{EXAMPLE} --api-key KEY")
+    if "?" in text or "#" in text:  # also with nothing after it, which urlsplit does not tell
+        raise _refusal(f"--url {text} goes on after the path: it must be the base URL")
+    return text.rstrip("/")
 
 
-def _key(key: str) -> str:
-    if not key.isascii() or not key.isprintable():
+def _key(text: str) -> str:
+    if not text.isascii() or not text.isprintable():
         # The key itself is not shown: what is printed here ends up in logs.
-        raise _usage(
-            "--api-key has a line break or another character that no HTTP header may have",
-            f"--url {EXAMPLE} --api-key \"$(tr -d '\\r\\n' <FILE)\"",
-        )
-    return key
+        fault = "--api-key has a line break or another character that no HTTP header may have"
+        raise _refusal(fault, f"{EXAMPLE} --api-key \"$(tr -d '\\r\\n' <FILE)\"")
+    return text
 
 
-def _seconds(told: str) -> float:
+def _seconds(text: str) -> float:
     try:
-        seconds = float(told)
+        seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= LONGEST_TIMEOUT:
-        raise _usage(
-            f"--timeout {told} is no number of seconds above 0 and up to {LONGEST_TIMEOUT}",
-            f"--url {EXAMPLE} --timeout {TIMEOUT}",
-        )
+        fault = f"--timeout {text} is no number of seconds above 0 and up to {LONGEST_TIMEOUT}"
+        raise _refusal(fault, f"{EXAMPLE} --timeout {TIMEOUT}")
     return seconds
 
 
-def _file(path: Path | None) -> Path | None:
-    if path is None:
-        return None
+def _file(text: str) -> Path:
+    path, hint = Path(text), f"{EXAMPLE} --json"
     try:
-        folder, is_folder, exists = path.parent, path.is_dir(), path.exists()
-        there = folder.is_dir()
+        if path.is_dir():
+            raise _refusal(f"--json {path} is a folder", f"{hint} {path / 'validate.json'}")
+        if not path.parent.is_dir():
+            words = f"--json {path}: there is no folder {path.parent}. Nothing was checked."
+            raise Stop(USAGE, words, f"mkdir -p {path.parent}")
+        # A file is replaced, for which its folder has to be written; a device is not.
+        device = path.exists() and not path.is_file()
     except (OSError, ValueError) as error:
-        raise _usage(f"--json {str(path)!r}: {error}", f"--url {EXAMPLE} --json FILE") from error
-    if is_folder:
-        name = path / "validate.json"
-        raise _usage(f"--json {path} is a folder", f"--url {EXAMPLE} --json {name}")
-    if not there:
-        raise Stop(
-            USAGE,
-            f"--json {path}: there is no folder {folder}. Nothing was checked.",
-            f"mkdir -p {folder}",
-        )
-    # A file is replaced, for which its folder has to be written; a device is not.
-    file_there = path.is_file()
-    if not os.access(path if exists and not file_there else folder, os.W_OK):
-        raise _usage(f"--json {path} cannot be written", f"--url {EXAMPLE} --json FILE")
+        raise _refusal(f"--json {text!r}: {error}", f"{hint} FILE") from error
+    if not os.access(path if device else path.parent, os.W_OK):
+        raise _refusal(f"--json {path} cannot be written", f"{hint} FILE")
     return path

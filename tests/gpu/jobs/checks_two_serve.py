@@ -7,6 +7,7 @@ checks_two_serve.py differ MODEL REPORT.json LOGS OTHER_TREE OTHER_OVERLAY
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -75,7 +76,8 @@ def clients(seconds: float) -> tuple[bool, str]:
             shown = sum(part.startswith("data:") for part in parts)
             try:
                 salt = uuid.uuid4().hex
-                answer = client.ask(message(*parts)[0]["content"], max_tokens=8, salt=salt)
+                asked = client.ask(message(*parts)[0]["content"], max_tokens=8, salt=salt)
+                answer = asyncio.run(asked)
             except Exception as error:  # noqa: BLE001 - reported, with what was answered before
                 return count, pictures, f"client {index}: {type(error).__name__}: {error}"[:300]
             if answer.prompt_tokens < 100 * shown:
@@ -95,7 +97,7 @@ def clients(seconds: float) -> tuple[bool, str]:
 
 
 def afterwards(log: Path) -> tuple[bool, str]:
-    answer = Client(URL, "tiny").ask(message("Hello.")[0]["content"], max_tokens=8)
+    answer = asyncio.run(Client(URL, "tiny").ask(message("Hello.")[0]["content"], max_tokens=8))
     words = log.read_text(errors="replace")
     lines = [line for line in words.splitlines() if re.search(TROUBLE, line)]
     detail = f"healthy: {healthy()}, a text answer of {len(answer.tokens)} tokens"

@@ -20,27 +20,27 @@ import numpy as np
 from PIL import Image
 
 from vision_exp.layout import leading_pads
-from vision_exp.validate import images, taken
+from vision_exp.validate import checks, images
 
 FAULTS = {
-    "collapsed y": "positions in a picture",
-    "pictures mixed up": "each request its own picture",
-    "every colour named": "each request its own picture",
-    "no leading pads": "one picture at every offset",
-    "twin shares a block": "the same picture twice",
-    "nothing counted": "the same picture twice",
-    "order ignored": "pictures in another order",
+    "collapsed y": "positions in an image",
+    "pictures mixed up": "each request its own image",
+    "every colour named": "each request its own image",
+    "no leading pads": "one image at every offset",
+    "twin shares a block": "the same image twice",
+    "nothing counted": "the same image twice",
+    "order ignored": "images in another order",
     "stale prefix": "a prefix fork",
     "cancel breaks": "a cancelled request",
     "error in the stream": "a cancelled request",
     "reply not streamed": "a cancelled request",
     "stream cut off": "a cancelled request",
     "bad image is 500": "a bad image, then a good one",
-    "system image taken": "a picture in a system message",
-    "wide refused": "pictures of all shapes",
-    "wrong length": "pictures of all shapes",
+    "system image taken": "an image in a system message",
+    "wide refused": "images of all shapes",
+    "wrong length": "images of all shapes",
     "no CMYK": "formats and colour modes",
-    "right side unseen": "positions in a picture",
+    "right side unseen": "positions in an image",
 }
 #: Faults that no single check is there to find.
 OTHER_FAULTS = {
@@ -126,7 +126,7 @@ class Model:
         self.broken = self.crowded = False
         self.visitors = 0
         self.cache: dict[str, str] = {}
-        self.block = taken.expected_tokens()
+        self.block = checks.expected_tokens()
 
     def answer(self, body: dict[str, Any]) -> Said:
         self.look_at_fields(body)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vision_exp.validate import usage
-from vision_exp.validate.usage import options
+from vision_exp.validate import output, usage
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -52,13 +51,13 @@ def test_an_interrupt_ends_it_at_once(times: int, tmp_path: Path) -> None:
         finally:
             process.kill()
     assert time.monotonic() - started < AT_ONCE
-    assert process.returncode == usage.INTERRUPTED
+    assert process.returncode == output.INTERRUPTED
     assert "Traceback" not in errors and "ignored" not in errors
     assert told.startswith("0 passed, 0 failed, 0 skipped; interrupted: of 13 checks")
     first, last = errors.splitlines()
     assert first.startswith("[vision-exp] interrupted")
     typed = shlex.split(last.removeprefix(f"next: {usage.COMMAND} "))
-    assert options(typed, "").url == url
+    assert usage.parse(typed).url == url
     assert not out.exists()
 
 
@@ -74,8 +73,8 @@ def _ends(redirection: str, url: str) -> tuple[int, str]:
 def test_what_cannot_be_printed_is_no_result() -> None:
     with fake_server.serving() as url:
         code, words = _ends(">/dev/full", url)
-        assert code == usage.NOT_WRITTEN
+        assert code == output.NOT_WRITTEN
         assert "No space left on device" in words and f"--url {url} >FILE" in words
         code, words = _ends(">&-", url)
-        assert code == usage.NOT_WRITTEN
+        assert code == output.NOT_WRITTEN
         assert "standard output is closed" in words and f"--url {url} >FILE" in words
