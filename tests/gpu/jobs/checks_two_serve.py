@@ -25,6 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpu.jobs.checks_server import SERVE, URL, data_url, healthy, message, server
 from gpu.lib.rig import SQUARE, WIDE, Report
 
+# From this folder: the validator is no part of the overlay.
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
 from vision_exp.validate.client import Client
 
 SOAK_SECONDS, CLIENTS = 180, 8
