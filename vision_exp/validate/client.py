@@ -19,10 +19,9 @@ from vision_exp.validate.reply import Answer, BadReply, Chat, Models, ServerErro
 
 #: What a user message is made of: texts, and content parts with images.
 Content = Sequence["str | dict[str, Any]"]
-CHAT = "/chat/completions"
+MODELS, CHAT = "/models", "/chat/completions"
 #: Bytes of a reply: a hundred times what the longest answer asked for here takes.
 LARGEST_REPLY = 16 << 20
-BUSY = 429
 LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 20}
 
 _certificates = functools.cache(ssl.create_default_context)
@@ -65,30 +64,24 @@ class Client:
 
     async def first_model(self) -> str:
         """The name of the first model that the server lists."""
-        return parse(Models, await self._read("GET", "/models"), self.url + "/models").first
+        return parse(Models, await self._read(MODELS, None), self.url + MODELS).first
 
     async def ask(self, content: Content, **options: Any) -> Answer:
         """One greedy answer; ``options`` are those of `body`."""
-        data = await self._read("POST", CHAT, self.body(content, **options))
+        data = await self._read(CHAT, self.body(content, **options))
         return parse(Chat, data, self.url + CHAT).answer()
 
     def body(
-        self,
-        content: Content,
-        *,
-        max_tokens: int = 16,
-        salt: str = "",
-        before: Sequence[dict[str, Any]] = (),
+        self, content: Content, max_tokens: int = 16, salt: str = "", before: Sequence[Any] = ()
     ) -> dict[str, Any]:
         """A request of one user message; ``before`` it others, ``salt`` is vLLM's cache_salt."""
         parts = [{"type": "text", "text": p} if isinstance(p, str) else p for p in content]
         messages = [*before, {"role": "user", "content": parts}]
-        body = self.fields | {"model": self.model, "messages": messages, "temperature": 0}
-        return body | {"max_tokens": max_tokens} | ({"cache_salt": salt} if salt else {})
+        body = {"model": self.model, "messages": messages, "max_tokens": max_tokens}
+        return self.fields | body | {"temperature": 0} | ({"cache_salt": salt} if salt else {})
 
     async def exchange(
         self,
-        method: str,
         path: str,
         body: dict[str, Any] | None,
         take: Callable[[bytes], bool | None],
@@ -99,7 +92,7 @@ class Client:
         Whether the reply came to its end. ``trace`` is httpcore's. The caller bounds the time.
         """
         asyncio.get_running_loop().getaddrinfo = _look_up  # type: ignore[method-assign]
-        url, size, broke = self.url + path, 0, ""
+        url, method, size, broke = self.url + path, "POST" if body else "GET", 0, ""
         # No compression: what is counted is what comes.
         headers = {"Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
@@ -121,16 +114,15 @@ class Client:
                 return True
         # A host's impossible labels show when its name is looked up.
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
-            cause: BaseException = error
-            while cause.__cause__ is not None:  # what wraps it says less
-                cause = cause.__cause__
-            words = str(cause) or type(cause).__name__
-            raise Unreachable(f"{url}: {broke}{words}") from error
+            root: BaseException = error
+            while inner := root.__cause__ or root.__context__:  # what wraps it says less
+                root = inner
+            raise Unreachable(f"{url}: {broke}{str(root) or type(root).__name__}") from error
 
-    async def _read(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+    async def _read(self, path: str, body: dict[str, Any] | None) -> bytes:
         data = bytearray()
         with anyio.move_on_after(self.timeout):
-            await self.exchange(method, path, body, data.extend)
+            await self.exchange(path, body, data.extend)
             return bytes(data)
         late = f"no whole reply within {self.timeout:g} s (--timeout)"
         raise TooLate(f"{self.url}{path}: {late}")
@@ -143,8 +135,8 @@ async def _refusal(response: httpx.Response, url: str) -> ServerError:
         if len(body) >= 2000:
             break
     start = " ".join(body[:2000].decode(errors="replace").split())[:300]
-    if response.status_code == BUSY:
-        return Busy(f"{url} answers HTTP {BUSY}: {start}")
+    if response.status_code == 429:
+        return Busy(f"{url} answers HTTP 429: {start}")
     return Refused(url, response.status_code, start, response.headers.get("Location", ""))
 
 

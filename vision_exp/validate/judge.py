@@ -1,4 +1,4 @@
-"""What the validator concludes, and when two answers count as the same.
+"""When two answers count as the same, and what is concluded from that.
 
 An answer is held against several answers to the same request, asked alone and cold. It is
 
@@ -29,18 +29,11 @@ ROUNDING = 1e-6
 
 
 class Verdict(NamedTuple):
-    """``compared`` says what was held against what; nothing beyond that was judged.
-
-    ``good`` is None where nothing could be concluded.
-    """
+    """``compared``: what was held against what; nothing beyond that was judged. None: skipped."""
 
     good: bool | None
     compared: str
     detail: str
-
-    @property
-    def state(self) -> str:
-        return {True: "passed", False: "failed", None: "skipped"}[self.good]
 
 
 def both(*flags: bool | None) -> bool | None:
@@ -135,8 +128,7 @@ def noise_of(repeats: list[Answer]) -> Noise:
     return Noise(max(finite, default=0.0), len(found) - len(finite), len(found))
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """Answers to one request asked alone, and to ``what`` else: the same with another image."""
 
     alone: list[Answer]
@@ -149,30 +141,27 @@ def judge(answer: Answer, reference: Reference, noise: Noise) -> tuple[bool | No
 
     ``noise``: of this server, from the reference's repeats and any others that are known.
     """
-    if not any((a.tokens, *a.texts) != ([], "", "") for a in (answer, *reference.alone)):
+    if not any(any((*each.texts, each.tokens)) for each in (answer, *reference.alone)):
         return None, "empty answers without log-probabilities prove nothing"
     moved = nearest(answer, reference.alone)
     control = min((nearest(each, reference.alone) for each in reference.others), default=SAME)
     words = f"{answer.text!r} {moved} {reference.alone[0].text!r} as asked alone"
-    other = f"an answer to {reference.what} {control} it"
-    hidden = f"a wrong answer would not be distinguishable: {other}"
+    hidden = (
+        f"a wrong answer would not be distinguishable: an answer to {reference.what} {control} it"
+    )
     own = f"but so do {noise.incomparable} of {noise.repeats} repeats of one request alone"
     limit = f"limit {noise.limit:.2f}"
-    good: bool | None = None
     if noise.incomparable and math.isinf(moved.nats):
-        words = f"{words}, {own}"
-    elif moved.lower_bound > noise.limit:
-        good, words = False, f"{words}, {limit}"
-    elif math.isinf(moved.nats):
-        words = f"{words}, though its lower bound is {moved.lower_bound:.2f} nats, {limit}"
-    elif noise.incomparable and math.isinf(control.nats):
-        words = f"{hidden}, {own}"
-    elif control.lower_bound <= noise.limit:
-        bound = f", lower bound {control.lower_bound:.2f} nats" if math.isinf(control.nats) else ""
-        words = f"{hidden}{bound}, {limit}"
-    else:
-        good = True
-    return good, words
+        return None, f"{words}, {own}"
+    if moved.lower_bound > noise.limit:
+        return False, f"{words}, {limit}"
+    if math.isinf(moved.nats):
+        return None, f"{words}, by {moved.lower_bound:.2f} nats or more, {limit}"
+    if noise.incomparable and math.isinf(control.nats):
+        return None, f"{hidden}, {own}"
+    if control.lower_bound <= noise.limit:
+        return None, f"{hidden}, by {control.lower_bound:.2f} nats or more, {limit}"
+    return True, words
 
 
 def all_same(pairs: list[tuple[Answer, Reference]], known: Noise) -> tuple[bool | None, str]:
@@ -182,15 +171,15 @@ def all_same(pairs: list[tuple[Answer, Reference]], known: Noise) -> tuple[bool 
     """
     known = sum((noise_of(reference.alone) for _, reference in pairs), known)
     found = [judge(answer, reference, known) for answer, reference in pairs]
+    good = both(*(good for good, _ in found))
     equal = sum(any(a.texts) and a.texts in {b.texts for b in r.alone} for a, r in pairs)
     judged = sum(good is not None for good, _ in found)
     words = [f"{equal} of {len(pairs)} texts equal"]
-    if judged < len(pairs):
-        words.append(f"only {judged} of {len(pairs)} could be judged")
+    words += [f"only {judged} of {len(pairs)} could be judged"] if judged < len(pairs) else []
     words += list(dict.fromkeys(text for good, text in found if not good))[:3]
-    if all(good for good, _ in found):
+    if good:
         moved = max(nearest(answer, reference.alone) for answer, reference in pairs)
         control = min(nearest(other, r.alone) for _, r in pairs for other in r.others)
         words.append(f"at most {moved.nats:.2f} nats from the same request alone")
         words.append(f"limit {known.limit:.2f}; an answer to {pairs[0][1].what} {control} it")
-    return both(*(good for good, _ in found)), "; ".join(words)
+    return good, "; ".join(words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
@@ -30,6 +30,7 @@ class Answer:
     prompt_tokens: int
     tokens: list[dict[str, float]] = field(default_factory=list)
     reasoning: str = ""
+    status: ClassVar[int] = 200
 
     @property
     def texts(self) -> tuple[str, str]:

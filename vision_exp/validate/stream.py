@@ -10,13 +10,12 @@ from pydantic_core import from_json
 
 from vision_exp.validate.client import CHAT, Busy, Client, Content, Refused, TooLate
 from vision_exp.validate.reply import BadReply
+from vision_exp.validate.session import UNKNOWN_FIELD
 
 #: Seconds for which an answer is read after its first piece: one that was complete by then shows.
 LISTEN = 0.05
 #: Seconds after which a request is dropped that shall not have answered yet.
 EARLY = 0.02
-#: Statuses by which servers refuse a field of a request.
-UNKNOWN_FIELD = (400, 422)
 
 
 @dataclass
@@ -46,16 +45,16 @@ class _Events:
         """The server sent all it had."""
         self._line(self._rest)  # the last line may have no end
         if not self._seen:
-            start = self._rest.strip()[:60].decode(errors="replace")
-            self.cut.ended = f"the reply was no stream of events but {start!r}"
+            self.cut.ended = f"the reply was no stream of events but {self._rest.strip()[:60]!r}"
         elif not (self.cut.ended or self.cut.error):
             pieces = self.cut.pieces
             self.cut.error = f"cut off after {pieces} pieces, without finish_reason or [DONE]"
 
     def _line(self, line: bytes) -> None:
+        data = line.removeprefix(b"data:").strip()
         if not line.startswith(b"data:"):
             return
-        self._seen, data = True, line[5:].strip()
+        self._seen = True
         if data == b"[DONE]":
             self.cut.ended = self.cut.ended or "the stream was complete"
             return
@@ -64,34 +63,36 @@ class _Events:
         except ValueError:  # also where it is nested too deeply
             self.cut.error = f"an event was no JSON that can be read: {data[:60]!r}"
             return
-        event = event if isinstance(event, dict) else {}
-        if event.get("error"):
+        if isinstance(event, dict) and event.get("error"):
             self.cut.error = f"{event['error']!r:.200}"
-        choices = event.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        if isinstance(choice, dict):
-            self._choice(choice, choice.get("delta"))
-
-    def _choice(self, choice: dict[str, Any], delta: Any) -> None:
-        texts = delta if isinstance(delta, dict) else {}
+        choice = _at(_at(event, "choices"), 0)
         # The first event has the role alone. A token may have no text, but it has its
         # log-probability.
-        names = ("content", "reasoning", "reasoning_content")
-        if choice.get("logprobs") or any(texts.get(name) for name in names):
-            self.cut.pieces += 1
-        if choice.get("finish_reason"):
-            self.cut.ended = f"the answer had ended ({choice['finish_reason']!r:.80})"
+        texts = [
+            _at(_at(choice, "delta"), n) for n in ("content", "reasoning", "reasoning_content")
+        ]
+        self.cut.pieces += any((*texts, _at(choice, "logprobs")))
+        if _at(choice, "finish_reason"):
+            self.cut.ended = f"the answer had ended ({_at(choice, 'finish_reason')!r:.80})"
+
+
+def _at(holder: Any, key: str | int) -> Any:
+    """What is there; None where nothing is, or nothing that has parts."""
+    try:
+        return holder[key]
+    except (LookupError, TypeError):
+        return None
 
 
 async def cancel(client: Client, content: Content) -> Cut:
     """Starts a long streamed answer and hangs up soon after its first piece. Raises ServerError."""
     try:
         # vLLM's; without it a model may have nothing more to say after a word.
-        return await _hang_up(client, content, {"ignore_eos": True})
+        return await _hang_up(client, content, ignore_eos=True)
     except Refused as error:
         if error.status not in UNKNOWN_FIELD:
             raise
-        return await _hang_up(client, content, {})
+        return await _hang_up(client, content)
 
 
 async def cancel_early(client: Client, content: Content) -> Cut:
@@ -100,14 +101,12 @@ async def cancel_early(client: Client, content: Content) -> Cut:
     A refusal is the stream's error. Raises Unreachable.
     """
     try:
-        return await _hang_up(client, content, {}, early=True)
+        return await _hang_up(client, content, EARLY)
     except (BadReply, Busy, Refused) as error:
         return Cut(error=str(error))
 
 
-async def _hang_up(
-    client: Client, content: Content, fields: dict[str, Any], *, early: bool = False
-) -> Cut:
+async def _hang_up(client: Client, content: Content, early: float = 0, **fields: Any) -> Cut:
     events, body = _Events(), client.body(content, max_tokens=400) | {"stream": True} | fields
     cut, bounded = events.cut, False
     with anyio.move_on_after(client.timeout) as scope:
@@ -119,7 +118,7 @@ async def _hang_up(
 
         async def trace(event: str, _: Any) -> None:
             if early and event == "http11.send_request_body.complete":
-                within(EARLY)
+                within(early)
 
         def take(data: bytes) -> bool:
             events.feed(data)
@@ -127,7 +126,7 @@ async def _hang_up(
                 within(LISTEN)
             return bool(cut.ended or cut.error or (early and cut.pieces))
 
-        if await client.exchange("POST", CHAT, body, take, trace):
+        if await client.exchange(CHAT, body, take, trace):
             events.close()
     if scope.cancelled_caught and not bounded:
         late = f"no piece of a streamed answer within {client.timeout:g} s (--timeout)"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor
 
 from vision_exp.layout import leading_pads
 from vision_exp.validate import checks, images
@@ -290,8 +290,8 @@ def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
 def _colour(image: Image.Image) -> str:
     pixel = image.convert("RGB").getpixel((image.width // 2, image.height // 2))
     distance = {
-        name: sum((a - b) ** 2 for a, b in zip(pixel, colour, strict=True))
-        for name, colour in images.COLOURS.items()
+        name: sum((a - b) ** 2 for a, b in zip(pixel, ImageColor.getrgb(name), strict=True))
+        for name in images.COLOURS
     }
     return min(distance, key=distance.__getitem__)
 

@@ -12,10 +12,11 @@ import pytest
 
 from vision_exp.validate import output, run, usage
 from vision_exp.validate.__main__ import main
-from vision_exp.validate.checks import CHECKS, Check, Session
+from vision_exp.validate.checks import CHECKS, Check
 from vision_exp.validate.client import Refused, TooLate
-from vision_exp.validate.hints import no_server
 from vision_exp.validate.judge import Verdict
+from vision_exp.validate.run import no_server
+from vision_exp.validate.session import Session
 
 sys.path.insert(0, str(Path(__file__).parent))
 

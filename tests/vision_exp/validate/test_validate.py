@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vision_exp.validate import checks, images, run, stream
+from vision_exp.validate import checks, images, run, session, stream
 from vision_exp.validate.__main__ import main
 from vision_exp.validate.client import Client
 
@@ -45,7 +45,7 @@ def _states(url: str, folder: Path) -> tuple[int, dict[str, str], dict]:
 
 def _run(name: str, url: str) -> dict[str, Any]:
     async def explored() -> dict[str, Any]:
-        return await run.run(CHECKS[name], await run.explore(Client(url)))
+        return await run.run(CHECKS[name], await session.explore(Client(url)))
 
     return asyncio.run(explored())
 
@@ -161,7 +161,7 @@ def test_hanging_up_before_the_first_token_is_said_only_where_it_happened(
 
 
 def test_what_a_stream_told_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = checks.shows("red", 1)
+    content = session.shows("red", 1)
     expected = {
         "": ("", ""),
         "short streams": ("the stream was complete", ""),
@@ -199,14 +199,18 @@ def test_a_server_that_only_thinks_is_called_that(
 
 @pytest.mark.parametrize(
     ("fault", "fields"),
-    [("", run.FIELDS[0]), ("few alternatives", run.FIELDS[1]), ("strict", run.FIELDS[2])],
+    [
+        ("", session.FIELDS[0]),
+        ("few alternatives", session.FIELDS[1]),
+        ("strict", session.FIELDS[2]),
+    ],
 )
 def test_a_server_gets_the_fields_that_it_takes(fault: str, fields: dict[str, Any]) -> None:
     with fake_server.serving(fault) as url:
-        session = asyncio.run(run.explore(Client(url)))
-    assert session.client.fields == fields
-    assert session.is_coherent
-    assert session.supports_cache_salt == (fault != "strict")
+        found = asyncio.run(session.explore(Client(url)))
+    assert found.client.fields == fields
+    assert not found.incoherent_reason
+    assert bool(found.warm_reason) == (fault == "strict")
 
 
 def test_without_a_salt_the_cache_is_named() -> None:
@@ -268,9 +272,9 @@ def test_only_places_that_were_read_are_said_to_be_compared() -> None:
 def test_a_busy_server_is_not_judged() -> None:
     fake_model.BUSY.clear()
     with fake_server.serving("busy at last") as url:
-        session = asyncio.run(run.explore(Client(url)))
+        explored = asyncio.run(session.explore(Client(url)))
         fake_model.BUSY.set()
-        found = [asyncio.run(run.run(check, session)) for check in CHECKS.values()]
+        found = [asyncio.run(run.run(check, explored)) for check in CHECKS.values()]
     assert {check["state"] for check in found} == {"skipped"}
     assert all("/chat/completions answers HTTP 429: " in check["detail"] for check in found)
 
