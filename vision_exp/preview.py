@@ -18,7 +18,12 @@ import torch
 from PIL import Image, ImageDraw, UnidentifiedImageError
 
 from vision_exp.config import VisionConfig
-from vision_exp.image.transform import ImagePatches, image_to_patches
+from vision_exp.image.transform import (
+    ImagePatches,
+    image_to_patches,
+    llm_grid_of,
+    vit_grid_for,
+)
 from vision_exp.layout import GROUP, block_length, build_block, leading_pads
 
 #: The released checkpoint's values, this package's only copy; `--config` reads another's.
@@ -39,6 +44,11 @@ RELEASED = VisionConfig(
 _ZOOM = 2
 _PATCH_LINE = (255, 255, 255, 70)
 _TOKEN_LINE = (255, 64, 0, 220)
+
+
+def unpadded_length(width: int, height: int) -> int:
+    """Tokens of a picture of this size without leading pads, on the released checkpoint."""
+    return block_length(llm_grid_of(vit_grid_for(width, height, RELEASED), RELEASED), GROUP - 1)
 
 
 def pixels_of(seen: ImagePatches) -> Image.Image:

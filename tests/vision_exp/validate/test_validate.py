@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -9,46 +10,50 @@ from typing import Any
 
 import pytest
 
-from vision_exp import validate, validate_pictures, validate_run, validate_stream
-from vision_exp import validate_checks as checks
-from vision_exp.validate_client import FORMS, Client
+from vision_exp.validate import checks, images, run, session, stream
+from vision_exp.validate.__main__ import main
+from vision_exp.validate.client import Client
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import fake_brain
+import fake_model
 import fake_server
 
 #: The largest ones cost seconds each to pack.
 FEWER_SHAPES = [(1, 1), (640, 480), (2000, 200), (20, 1000)]
-CONTENT_CHECKS = {"each request its own picture", "positions in a picture"}
+CONTENT_CHECKS = {"each request its own image", "positions in an image"}
 STATUS_CHECKS = {
-    "a picture in a system message",
-    "pictures of all shapes",
+    "an image in a system message",
+    "images of all shapes",
     "formats and colour modes",
 }
-COMPARING_CHECKS = set(validate_run.CHECKS) - CONTENT_CHECKS - STATUS_CHECKS
+CHECKS = {check.name: check for check in checks.CHECKS}
+COMPARING_CHECKS = set(CHECKS) - CONTENT_CHECKS - STATUS_CHECKS
 
 
 @pytest.fixture(autouse=True)
 def fewer_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate_pictures, "SHAPES", FEWER_SHAPES)
+    monkeypatch.setattr(images, "SHAPES", FEWER_SHAPES)
 
 
 def _states(url: str, folder: Path) -> tuple[int, dict[str, str], dict]:
     out = folder / "result.json"
-    code = validate.main(["--url", url, "--json", str(out)])
+    code = main(["--url", url, "--json", str(out)])
     found = json.loads(out.read_text())
     return code, {check["name"]: check["state"] for check in found["checks"]}, found
 
 
 def _run(name: str, url: str) -> dict[str, Any]:
-    return validate_run.run(name, validate_run.CHECKS[name], validate_run.explore(Client(url)))
+    async def explored() -> dict[str, Any]:
+        return await run.run(CHECKS[name], await session.explore(Client(url)))
+
+    return asyncio.run(explored())
 
 
 def test_a_right_server_passes_everything(tmp_path: Path) -> None:
     with fake_server.serving() as url:
         code, states, found = _states(url, tmp_path)
-    assert set(states) == set(validate_run.CHECKS)
+    assert set(states) == set(CHECKS)
     failures = {c["name"]: c["detail"] for c in found["checks"] if c["state"] != "passed"}
     assert not failures
     assert code == 0
@@ -56,16 +61,16 @@ def test_a_right_server_passes_everything(tmp_path: Path) -> None:
     assert all(check["compared"] for check in found["checks"])
 
 
-@pytest.mark.parametrize("fault", fake_brain.FAULTS)
+@pytest.mark.parametrize("fault", fake_model.FAULTS)
 def test_a_fault_fails_its_check(fault: str) -> None:
     with fake_server.serving(fault) as url:
-        found = _run(fake_brain.FAULTS[fault], url)
+        found = _run(fake_model.FAULTS[fault], url)
     assert found["state"] == "failed", found
 
 
 def test_a_failed_check_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = fake_brain.FAULTS["order ignored"]
-    monkeypatch.setattr(validate_run, "CHECKS", {name: validate_run.CHECKS[name]})
+    name = fake_model.FAULTS["order ignored"]
+    monkeypatch.setattr(run, "CHECKS", (CHECKS[name],))
     with fake_server.serving("order ignored") as url:
         code, states, _ = _states(url, tmp_path)
     assert states == {name: "failed"}
@@ -117,14 +122,14 @@ def test_noise_that_hides_the_picture_is_the_reason() -> None:
         found = _run("three concurrent image requests", url)
     assert found["state"] == "skipped"
     assert "only 0 of 3 could be judged" in found["detail"]
-    assert "an answer to another picture is" in found["detail"]
+    assert "an answer to another image is" in found["detail"]
 
 
 def test_swapped_pictures_that_are_answered_alike_show_no_order() -> None:
     with fake_server.serving(trained=False, mind="exact and blind") as url:
-        found = _run("pictures in another order", url)
+        found = _run("images in another order", url)
     assert found["state"] == "skipped"
-    assert "another picture is 0.00 nats from it" in found["detail"]
+    assert "another image is 0.00 nats from it" in found["detail"]
 
 
 def test_equal_words_with_other_chances_are_other_answers() -> None:
@@ -135,7 +140,7 @@ def test_equal_words_with_other_chances_are_other_answers() -> None:
 
 
 def test_a_stream_that_is_complete_is_not_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate_stream, "LISTEN", 2.0)  # for a machine that is busy
+    monkeypatch.setattr(stream, "LISTEN", 2.0)  # for a machine that is busy
     with fake_server.serving("short streams") as url:
         found = _run("a cancelled request", url)
     assert found["state"] == "skipped"
@@ -147,7 +152,7 @@ def test_hanging_up_before_the_first_token_is_said_only_where_it_happened(
 ) -> None:
     with fake_server.serving() as url:
         assert "a third before its first token" in _run("a cancelled request", url)["compared"]
-    monkeypatch.setattr(validate_stream, "EARLY", 1.0)
+    monkeypatch.setattr(stream, "EARLY", 1.0)
     with fake_server.serving("no prefill") as url:
         found = _run("a cancelled request", url)
     assert found["state"] == "passed"
@@ -156,7 +161,7 @@ def test_hanging_up_before_the_first_token_is_said_only_where_it_happened(
 
 
 def test_what_a_stream_told_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = checks.shows("red", 1)
+    content = session.shows("red", 1)
     expected = {
         "": ("", ""),
         "short streams": ("the stream was complete", ""),
@@ -164,9 +169,9 @@ def test_what_a_stream_told_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
         "reply not streamed": ("the reply was no stream of events", ""),
     }
     for fault, (ended, error) in expected.items():
-        monkeypatch.setattr(validate_stream, "LISTEN", 2.0 if fault else 0.05)
+        monkeypatch.setattr(stream, "LISTEN", 2.0 if fault else 0.05)
         with fake_server.serving(fault) as url:
-            cut = validate_stream.cancel(Client(url), content)
+            cut = asyncio.run(stream.cancel(Client(url), content))
         assert cut.error == error
         if not error:  # after which nothing is read
             assert cut.ended.startswith(ended) and bool(cut.ended) == bool(ended)
@@ -193,14 +198,19 @@ def test_a_server_that_only_thinks_is_called_that(
 
 
 @pytest.mark.parametrize(
-    ("fault", "form"), [("", FORMS[0]), ("few alternatives", FORMS[1]), ("strict", FORMS[2])]
+    ("fault", "fields"),
+    [
+        ("", session.FIELDS[0]),
+        ("few alternatives", session.FIELDS[1]),
+        ("strict", session.FIELDS[2]),
+    ],
 )
-def test_a_server_gets_the_fields_that_it_takes(fault: str, form: dict[str, Any]) -> None:
+def test_a_server_gets_the_fields_that_it_takes(fault: str, fields: dict[str, Any]) -> None:
     with fake_server.serving(fault) as url:
-        lab = validate_run.explore(Client(url))
-    assert lab.client.form == form
-    assert lab.trained
-    assert lab.salts == (fault != "strict")
+        found = asyncio.run(session.explore(Client(url)))
+    assert found.client.fields == fields
+    assert not found.incoherent_reason
+    assert bool(found.warm_reason) == (fault == "strict")
 
 
 def test_without_a_salt_the_cache_is_named() -> None:
@@ -221,10 +231,10 @@ def test_without_a_salt_the_cache_is_named() -> None:
     ],
 )
 def test_colours_are_whole_words(text: str, colours: list[str]) -> None:
-    assert validate_pictures.colours_named(text) == colours
+    assert images.colours_named(text) == colours
 
 
-@pytest.mark.parametrize("name", ["each request its own picture", "one picture at every offset"])
+@pytest.mark.parametrize("name", ["each request its own image", "one image at every offset"])
 def test_an_answer_that_names_every_colour_is_wrong(name: str) -> None:
     with fake_server.serving("every colour named") as url:
         found = _run(name, url)
@@ -234,9 +244,9 @@ def test_an_answer_that_names_every_colour_is_wrong(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "each request its own picture",
-        "one picture at every offset",
-        "pictures in another order",
+        "each request its own image",
+        "one image at every offset",
+        "images in another order",
     ],
 )
 def test_right_answers_in_sentences_are_right(name: str) -> None:
@@ -254,17 +264,17 @@ def test_a_salt_that_is_ignored_passes_no_prefix_fork() -> None:
 
 def test_only_places_that_were_read_are_said_to_be_compared() -> None:
     with fake_server.serving("right side unseen") as url:
-        found = _run("positions in a picture", url)
+        found = _run("positions in an image", url)
     assert "20 of 25 places" in found["compared"]
     assert "a whole row or column" in found["detail"] and "cannot see" in found["detail"]
 
 
 def test_a_busy_server_is_not_judged() -> None:
-    fake_brain.BUSY.clear()
+    fake_model.BUSY.clear()
     with fake_server.serving("busy at last") as url:
-        lab = validate_run.explore(Client(url))
-        fake_brain.BUSY.set()
-        found = [validate_run.run(name, check, lab) for name, check in validate_run.CHECKS.items()]
+        explored = asyncio.run(session.explore(Client(url)))
+        fake_model.BUSY.set()
+        found = [asyncio.run(run.run(check, explored)) for check in CHECKS.values()]
     assert {check["state"] for check in found} == {"skipped"}
     assert all("/chat/completions answers HTTP 429: " in check["detail"] for check in found)
 
@@ -276,4 +286,4 @@ def test_a_server_that_takes_one_request_at_a_time_is_judged_by_those(tmp_path: 
     assert states.pop("two concurrent image requests") == "skipped"
     assert states.pop("three concurrent image requests") == "skipped"
     assert set(states.values()) <= {"passed", "skipped"}
-    assert states["pictures of all shapes"] == states["positions in a picture"] == "passed"
+    assert states["images of all shapes"] == states["positions in an image"] == "passed"

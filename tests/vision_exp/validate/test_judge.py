@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
-from vision_exp import validate_judge
-from vision_exp.validate_judge import Noise, Reference, all_same, judge, movement, noise_of
-from vision_exp.validate_reply import Answer, BadReply, answer_of
+from vision_exp.validate.judge import (
+    Noise,
+    Reference,
+    all_same,
+    both,
+    distance,
+    judge,
+    noise_of,
+)
+from vision_exp.validate.reply import Answer, BadReply, Chat, parse
 
 RED = {"red": -0.1, "blue": -2.5}
 BLUE = {"blue": -0.1, "red": -2.5}
@@ -23,33 +31,33 @@ def _against(*alone: Answer, other: Answer) -> Reference:
 
 
 def _good(answer: Answer, reference: Reference, noise: Noise | None = None) -> bool | None:
-    return judge(answer, reference, (noise or Noise()) + reference.noise).good
+    return judge(answer, reference, (noise or Noise()) + noise_of(reference.alone))[0]
 
 
-def test_movement() -> None:
+def test_distance() -> None:
     left = _answer("a", {"a": -0.5, "b": -1.5})
     right = _answer("b", {"b": -0.4, "a": -1.6})
-    assert movement(left, left) == 0
-    assert movement(left, right) == pytest.approx(2.2)
-    assert movement(left, _answer("z", {"z": -0.1})) == math.inf
-    assert movement(_answer("a"), _answer("b")) == math.inf
-    assert movement(_answer("a"), _answer("a")) == 0
+    assert distance(left, left).nats == 0
+    assert distance(left, right).nats == pytest.approx(2.2)
+    assert distance(left, _answer("z", {"z": -0.1})).nats == math.inf
+    assert distance(_answer("a"), _answer("b")).nats == math.inf
+    assert distance(_answer("a"), _answer("a")).nats == 0
 
 
 def test_one_shared_token_moves_too() -> None:
     """A difference of two tokens needs two; the chosen token's own chance is there always."""
-    assert movement(_answer("a", {"a": -0.1}), _answer("a", {"a": -3.0})) == pytest.approx(2.9)
+    assert distance(_answer("a", {"a": -0.1}), _answer("a", {"a": -3.0})).nats == pytest.approx(2.9)
 
 
 def test_unlikely_tokens_are_not_looked_at() -> None:
     left, right = {"a": -0.01, "b": -9.0}, {"a": -0.01, "b": -12.0}
-    assert movement(_answer("a", left), _answer("a", right)) == 0
+    assert distance(_answer("a", left), _answer("a", right)).nats == 0
 
 
 def test_answers_after_the_parting_are_not_looked_at() -> None:
     left = _answer("ab", {"a": -0.7, "x": -0.8}, {"b": -0.1})
     right = _answer("xy", {"x": -0.7, "a": -0.8}, {"y": -0.1})
-    assert movement(left, right) == pytest.approx(0.2)
+    assert distance(left, right).nats == pytest.approx(0.2)
 
 
 def test_near_ties_count_as_the_same_and_others_do_not() -> None:
@@ -64,8 +72,8 @@ def test_a_token_that_is_not_listed_may_be_noise_where_those_listed_lie_close() 
         return {name: -5 - index / 10 for index, name in enumerate(names)}
 
     alone, stranger = _answer("a", listed("a", "b", "c")), _answer("x", listed("x", "y", "z"))
-    assert movement(alone, stranger) == math.inf
-    assert validate_judge.least_movement(alone, stranger) == pytest.approx(0.4)
+    assert distance(alone, stranger).nats == math.inf
+    assert distance(alone, stranger).lower_bound == pytest.approx(0.4)
     # Whether it is the answer judged or the control that nothing can be said of.
     far = _answer("q", {"q": -0.01})
     assert _good(stranger, _against(alone, other=far)) is None
@@ -77,8 +85,8 @@ def test_a_token_that_is_not_listed_may_be_noise_where_those_listed_lie_close() 
 def test_what_is_listed_bounds_what_is_not() -> None:
     alone, sure = _answer("a", {"a": -0.1}), _answer("b", {"b": -0.2})
     left = math.log(1 - math.exp(-0.1)), math.log(1 - math.exp(-0.2))
-    assert validate_judge.least_movement(alone, sure) == pytest.approx(-0.3 - sum(left))
-    assert validate_judge.least_movement(_answer("a"), _answer("b")) == math.inf
+    assert distance(alone, sure).lower_bound == pytest.approx(-0.3 - sum(left))
+    assert distance(_answer("a"), _answer("b")).lower_bound == math.inf
 
 
 def test_equal_text_does_not_hide_other_log_probabilities() -> None:
@@ -95,9 +103,9 @@ def test_equal_log_probabilities_do_not_hide_other_text() -> None:
 
 def test_empty_answers_prove_nothing() -> None:
     empty = _answer("")
-    finding = judge(empty, _against(empty, empty, other=_answer("b")), Noise())
-    assert finding.good is None
-    assert "empty answers" in finding.words
+    good, words = judge(empty, _against(empty, empty, other=_answer("b")), Noise())
+    assert good is None
+    assert "empty answers" in words
     assert _good(_answer("red"), _against(empty, empty, other=empty)) is False
     assert _good(empty, _against(_answer("red"), other=_answer("blue"))) is False
     # Without text, but with log-probabilities: those are compared.
@@ -125,20 +133,20 @@ def test_repeats_widen_the_limit_only_where_other_pictures_stay_beyond() -> None
     near, far = _answer("a", {"a": -2.0, "b": -2.0}), _answer("b", {"b": -0.1, "a": -4.0})
     assert _good(near, _against(*alone, other=far)) is True  # 1.1 from the nearest, limit 1.6
     assert _good(far, _against(*alone, other=far)) is False
-    finding = judge(alone[0], _against(*alone, other=near), noise_of(alone))
-    assert finding.good is None
-    assert "a wrong answer could not be told" in finding.words
+    good, words = judge(alone[0], _against(*alone, other=near), noise_of(alone))
+    assert good is None
+    assert "a wrong answer would not be distinguishable" in words
 
 
 def test_incomparable_repeats_make_incomparable_answers_prove_nothing() -> None:
     """Neither that an answer is wrong, nor that another picture's answer is told from it."""
-    lost = Noise(0.0, 1, 12)
+    some = Noise(0.0, 1, 12)
     reference = _against(_answer("a"), other=_answer("b"))
     assert _good(_answer("c"), reference) is False
-    finding = judge(_answer("c"), reference, lost)
-    assert finding.good is None and "1 of 12 repeats" in finding.words
-    finding = judge(_answer("a"), reference, lost)
-    assert finding.good is None and "could not be told" in finding.words
+    good, words = judge(_answer("c"), reference, some)
+    assert good is None and "1 of 12 repeats" in words
+    good, words = judge(_answer("a"), reference, some)
+    assert good is None and "would not be distinguishable" in words
 
 
 def test_an_answer_to_another_picture_that_is_the_same_tells_nothing() -> None:
@@ -154,8 +162,8 @@ def test_all_pairs_have_to_be_judged() -> None:
     assert good is None
     assert "2 of 2 texts equal" in words and "only 1 of 2 could be judged" in words
     assert all_same([(red, untold), (blue, told)], Noise())[0] is False
-    assert validate_judge.both(None, False) is False
-    assert validate_judge.both(None, True) is None
+    assert both(None, False) is False
+    assert both(None, True) is None
 
 
 def _reply(**fields: object) -> dict[str, object]:
@@ -167,13 +175,13 @@ def _reply(**fields: object) -> dict[str, object]:
 
 
 def test_replies_are_read() -> None:
-    answer = answer_of(_reply(), "here")
+    answer = parse(Chat, json.dumps(_reply()).encode(), "here").answer()
     assert answer == Answer("", 7, [{"�": -0.3, "a": -2}], "hmm")
     assert next(iter(answer.tokens[0])) == "�"
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "fields",
     [
         {"usage": None},
         {"usage": {"prompt_tokens": "7"}},
@@ -183,11 +191,6 @@ def test_replies_are_read() -> None:
         {"choices": [{"message": {}, "logprobs": {"content": ["a"]}}]},
     ],
 )
-def test_odd_replies_are_named(odd: dict[str, object]) -> None:
-    with pytest.raises(BadReply, match="here replied oddly"):
-        answer_of(_reply() | odd, "here")
-
-
-def test_slope() -> None:
-    true = [10.0, 30.0, 50.0, 70.0, 90.0]
-    assert validate_judge.slope(true, [50 + 0.3 * (t - 50) for t in true]) == pytest.approx(0.3)
+def test_malformed_replies_are_named(fields: dict[str, object]) -> None:
+    with pytest.raises(BadReply, match="here sent a malformed reply"):
+        parse(Chat, json.dumps(_reply() | fields).encode(), "here")

@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fake_brain import Brain, Failure
+from fake_model import Failure, Model
 
 NAME = "stand-in"
 
@@ -24,50 +24,50 @@ def serving(
     fault: str = "", *, trained: bool = True, mind: str = "", name: str = NAME
 ) -> Iterator[str]:
     """The base URL of a stand-in, while the block runs; ``name`` is its model's."""
-    brain = Brain(fault, trained, mind)
+    model = Model(fault, trained, mind)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if brain.fault == "paths count" and not self.path.startswith("/v1/"):
+            if model.fault == "paths count" and not self.path.startswith("/v1/"):
                 self.reply(404, {"detail": "Not Found"})
                 return
             names = [{"id": name}]
-            self.reply(200, {"data": [] if brain.fault == "no model" else names})
+            self.reply(200, {"data": [] if model.fault == "no model" else names})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             try:
-                said = brain.answer(body)
+                said = model.answer(body)
             except Failure as error:
                 self.reply(error.status, {"error": str(error)})
                 return
-            if body.get("stream") and brain.fault != "reply not streamed":
+            if body.get("stream") and model.fault != "reply not streamed":
                 self.stream()
                 return
             choice = said.choice(body.get("top_logprobs", 0))
             reply = {"choices": [choice], "usage": {"prompt_tokens": said.length}}
-            if brain.fault == "no usage":
+            if model.fault == "no usage":
                 del reply["usage"]
-            if brain.fault == "no choices":
+            if model.fault == "no choices":
                 reply["choices"] = []
-            self.reply(200, "<html>" if brain.fault == "no JSON" else reply)
+            self.reply(200, "<html>" if model.fault == "no JSON" else reply)
 
         def stream(self) -> None:
-            brain.broken = brain.fault == "cancel breaks"
+            model.broken = model.fault == "cancel breaks"
             self.send_response(200)
             self.end_headers()
-            if brain.fault == "error in the stream":
+            if model.fault == "error in the stream":
                 self.wfile.write(b'data: {"error": {"message": "no"}}\n\ndata: [DONE]\n\n')
                 return
-            pieces = 2 if brain.fault == "short streams" else 100
+            pieces = 2 if model.fault == "short streams" else 100
             try:
                 self.piece({"role": "assistant", "content": ""})
-                time.sleep(0 if brain.fault == "no prefill" else 0.3)
+                time.sleep(0 if model.fault == "no prefill" else 0.3)
                 for _ in range(pieces):
                     self.piece({"content": "white "})
-                    if brain.fault == "stream cut off":
+                    if model.fault == "stream cut off":
                         return
-                    time.sleep(0 if brain.fault == "short streams" else 0.01)
+                    time.sleep(0 if model.fault == "short streams" else 0.01)
                 self.wfile.write(b"data: [DONE]\n\n")
             except OSError:
                 return

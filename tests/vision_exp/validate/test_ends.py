@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from vision_exp import validate_usage
-from vision_exp.validate_usage import options
+from vision_exp.validate import output, usage
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import fake_brain
+import fake_model
 import fake_server
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "vision_exp.validate", "--url"]
 #: More than a machine that is busy takes to end a process; much less than a request has.
 AT_ONCE = 10.0
@@ -29,7 +28,7 @@ AT_ONCE = 10.0
 def test_an_interrupt_ends_it_at_once(times: int, tmp_path: Path) -> None:
     out = tmp_path / "a.json"
     out.write_text('{"failed": 0}')
-    fake_brain.HANGING.clear()
+    fake_model.HANGING.clear()
     with fake_server.serving("hangs in company") as url:
         process = subprocess.Popen(
             [*COMMAND, url, "--json", str(out)],
@@ -43,7 +42,7 @@ def test_an_interrupt_ends_it_at_once(times: int, tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("model stand-in")
-            assert fake_brain.HANGING.wait(60)
+            assert fake_model.HANGING.wait(60)
             started = time.monotonic()
             for _ in range(times):
                 process.send_signal(signal.SIGINT)
@@ -52,13 +51,13 @@ def test_an_interrupt_ends_it_at_once(times: int, tmp_path: Path) -> None:
         finally:
             process.kill()
     assert time.monotonic() - started < AT_ONCE
-    assert process.returncode == validate_usage.INTERRUPTED
+    assert process.returncode == output.INTERRUPTED
     assert "Traceback" not in errors and "ignored" not in errors
     assert told.startswith("0 passed, 0 failed, 0 skipped; interrupted: of 13 checks")
     first, last = errors.splitlines()
     assert first.startswith("[vision-exp] interrupted")
-    typed = shlex.split(last.removeprefix(f"next: {validate_usage.COMMAND} "))
-    assert options(typed, "").url == url
+    typed = shlex.split(last.removeprefix(f"next: {usage.COMMAND} "))
+    assert usage.parse(typed).url == url
     assert not out.exists()
 
 
@@ -74,8 +73,8 @@ def _ends(redirection: str, url: str) -> tuple[int, str]:
 def test_what_cannot_be_printed_is_no_result() -> None:
     with fake_server.serving() as url:
         code, words = _ends(">/dev/full", url)
-        assert code == validate_usage.NOT_WRITTEN
+        assert code == output.NOT_WRITTEN
         assert "No space left on device" in words and f"--url {url} >FILE" in words
         code, words = _ends(">&-", url)
-        assert code == validate_usage.NOT_WRITTEN
+        assert code == output.NOT_WRITTEN
         assert "standard output is closed" in words and f"--url {url} >FILE" in words

@@ -1,24 +1,28 @@
-"""Servers that send odd bytes, too slowly, too much or not to the end: known within the time."""
+"""Servers that send malformed bytes, slowly, too much or not to the end: known within the time."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
-from vision_exp import validate_checks as checks
-from vision_exp import validate_run, validate_stream, validate_wire
-from vision_exp.validate_client import Client, Refused, TooLate
-from vision_exp.validate_judge import Verdict
-from vision_exp.validate_reply import BadReply
-from vision_exp.validate_stream import cancel, cancel_early
-from vision_exp.validate_threads import at_once
+from vision_exp.validate import client as clients
+from vision_exp.validate import run, stream
+from vision_exp.validate.__main__ import main
+from vision_exp.validate.checks import Check, at_once
+from vision_exp.validate.client import Client, Refused, TooLate
+from vision_exp.validate.judge import Verdict
+from vision_exp.validate.output import NO_SERVER
+from vision_exp.validate.reply import Answer, BadReply
+from vision_exp.validate.session import Session
+from vision_exp.validate.stream import Cut
 
 Send = Callable[[bytes], None]
 PIECE = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": null}]}\n\n'
@@ -26,7 +30,9 @@ LAST = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
 
 
 @contextmanager
-def sending(*parts: bytes, pause: float = 0.0, again: bool = False) -> Iterator[Client]:
+def sending(
+    *parts: bytes, pause: float = 0.0, again: bool = False, timeout: float = 0.6
+) -> Iterator[Client]:
     """A client of a server that replies in these bytes, head and all; ``again``: without end."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -50,7 +56,7 @@ def sending(*parts: bytes, pause: float = 0.0, again: bool = False) -> Iterator[
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield Client(f"http://127.0.0.1:{server.server_port}/v1", "m", timeout=0.6)
+        yield Client(f"http://127.0.0.1:{server.server_port}/v1", "m", timeout=timeout)
     finally:
         server.shutdown()
         server.server_close()
@@ -58,7 +64,15 @@ def sending(*parts: bytes, pause: float = 0.0, again: bool = False) -> Iterator[
 
 HEAD = b"HTTP/1.0 200 OK\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-HELLO: list[dict[str, Any]] = [{"type": "text", "text": "Hello"}]
+HELLO = ["Hello"]
+
+
+def ask(client: Client) -> Answer:
+    return asyncio.run(client.ask(HELLO))
+
+
+def cancel(client: Client) -> Cut:
+    return asyncio.run(stream.cancel(client, HELLO))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +86,7 @@ def test_a_reply_that_drips_is_given_up(parts: tuple[bytes, ...]) -> None:
         sending(*parts, pause=0.1, again=True) as client,
         pytest.raises(TooLate, match=r"no whole reply within 0\.6 s"),
     ):
-        client.ask(HELLO)
+        ask(client)
     assert time.monotonic() - started < 3
 
 
@@ -85,30 +99,27 @@ def test_a_stream_without_a_piece_is_given_up(part: bytes, pause: float) -> None
         sending(HEAD, part, pause=pause, again=True) as client,
         pytest.raises(TooLate, match=r"no piece of a streamed answer within 0\.6 s"),
     ):
-        cancel(client, HELLO)
+        cancel(client)
     assert time.monotonic() - started < 3
 
 
 def test_a_stream_that_pauses_after_its_first_piece_is_running() -> None:
     with sending(HEAD, PIECE, b": ping\n\n", pause=2.0, again=True) as client:
-        assert cancel(client, HELLO) == validate_stream.Cut(1)
+        assert cancel(client) == Cut(1)
 
 
 def test_what_is_kept_of_a_reply_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate_wire, "MOST", 1 << 18)
-    with sending(HEAD, b" " * 4096, again=True) as client:
-        client.timeout = 60
+    monkeypatch.setattr(clients, "LARGEST_REPLY", 1 << 18)
+    with sending(HEAD, b" " * 4096, again=True, timeout=60) as client:
         with pytest.raises(BadReply, match="more than 262144 bytes"):
-            client.ask(HELLO)
+            ask(client)
         with pytest.raises(BadReply, match="more than 262144 bytes"):
-            cancel(client, HELLO)
-        assert cancel_early(client, HELLO).pieces == 0
-        monkeypatch.setattr(validate_stream, "LONGEST", 1 << 12)
-        assert "a line of more than 4096 bytes" in cancel(client, HELLO).error
+            cancel(client)
+        assert asyncio.run(stream.cancel_early(client, HELLO)).pieces == 0
 
 
 @pytest.mark.parametrize(
-    ("stream", "pieces", "ended", "error"),
+    ("events", "pieces", "ended", "error"),
     [
         (PIECE, 1, "", "cut off after 1 pieces"),
         (PIECE + LAST, 1, "the answer had ended ('stop')", ""),
@@ -119,22 +130,17 @@ def test_what_is_kept_of_a_reply_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         (b"data: {oops\n\n", 0, "", "an event was no JSON that can be read"),
         (b"", 0, "the reply was no stream of events", ""),
     ],
+    ids=["cut off", "stop", "no line end", "done", "error", "deep", "no JSON", "nothing"],
 )
 def test_how_a_stream_ends(
-    stream: bytes, pieces: int, ended: str, error: str, monkeypatch: pytest.MonkeyPatch
+    events: bytes, pieces: int, ended: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validate_stream, "LISTEN", 2.0)
-    with sending(HEAD + stream) as client:
-        client.timeout = 10
-        cut = cancel(client, HELLO)
+    monkeypatch.setattr(stream, "LISTEN", 2.0)
+    with sending(HEAD + events, timeout=10) as client:
+        cut = cancel(client)
     assert cut.pieces == pieces
     assert cut.ended.startswith(ended) and bool(cut.ended) == bool(ended)
     assert cut.error.startswith(error) and bool(cut.error) == bool(error)
-
-
-def test_a_stream_that_is_cut_off_fails() -> None:
-    found = checks._not_cut([validate_stream.Cut(1, error="cut off after 1 pieces")])
-    assert found and found.state == "failed" and "cut off after 1 pieces" in found.detail
 
 
 def _chat(**fields: object) -> bytes:
@@ -157,16 +163,15 @@ def _chat(**fields: object) -> bytes:
     ],
     ids=["deep", "fairly deep", "content", "logprobs", "top", "400 digits", "bool", "bool usage"],
 )
-def test_odd_replies_fail_their_check(reply: bytes) -> None:
-    def check(lab: checks.Lab) -> Verdict:
-        lab.ask(HELLO)
-        return Verdict("passed", "", "")
+def test_malformed_replies_fail_their_check(reply: bytes) -> None:
+    async def check(session: Session) -> Verdict:
+        await session.ask(*HELLO)
+        return Verdict(True, "", "")
 
-    with sending(reply) as client:
-        client.timeout = 10
-        found = validate_run.run("odd", check, checks.Lab(client, True, True))
+    with sending(reply, timeout=10) as client:
+        found = asyncio.run(run.run(Check("malformed", check), Session(client)))
     assert found["state"] == "failed"
-    assert "/chat/completions replied oddly: " in found["detail"]
+    assert "/chat/completions sent a malformed reply: " in found["detail"]
 
 
 def test_a_redirect_tells_where_to() -> None:
@@ -175,16 +180,37 @@ def test_a_redirect_tells_where_to() -> None:
         sending(head) as client,
         pytest.raises(Refused, match="HTTP 301 to https://else/v1/models"),
     ):
-        client.models()
+        asyncio.run(client.first_model())
 
 
 def test_calls_at_once_give_their_results_in_order_or_the_first_error() -> None:
-    def call(index: int) -> int:
-        time.sleep(0.05 * (6 - index))
+    ended = []
+
+    async def call(index: int) -> Answer:
+        await asyncio.sleep(0.05 * (6 - index))
+        ended.append(index)
         if index > 3:
             raise ValueError(index)
-        return index
+        return Answer(str(index), 1)
 
-    assert at_once([lambda i=i: call(i) for i in range(3)]) == [0, 1, 2]  # type: ignore[misc]
+    async def calls(*indices: int) -> list[str]:
+        return [answer.text for answer in await at_once([call(index) for index in indices])]
+
+    assert asyncio.run(calls(0, 1, 2)) == ["0", "1", "2"]
+    ended.clear()
     with pytest.raises(ValueError, match="4"):
-        at_once([lambda i=i: call(i) for i in (0, 4, 5)])  # type: ignore[misc]
+        asyncio.run(calls(0, 4, 5))
+    assert ended == [5, 4, 0]
+
+
+def test_a_name_that_is_looked_up_for_long_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def slow(*_: object, **__: object) -> None:
+        time.sleep(20)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    started = time.monotonic()
+    assert main(["--url", "http://nowhere.invalid/v1", "--timeout", "0.5"]) == NO_SERVER
+    assert time.monotonic() - started < 10
+    assert "no whole reply within 0.5 s" in capsys.readouterr().err

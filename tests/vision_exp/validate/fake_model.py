@@ -17,30 +17,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor
 
-from vision_exp import validate_pictures, validate_taken
 from vision_exp.layout import leading_pads
+from vision_exp.validate import checks, images
 
 FAULTS = {
-    "collapsed y": "positions in a picture",
-    "pictures mixed up": "each request its own picture",
-    "every colour named": "each request its own picture",
-    "no leading pads": "one picture at every offset",
-    "twin shares a block": "the same picture twice",
-    "nothing counted": "the same picture twice",
-    "order ignored": "pictures in another order",
+    "collapsed y": "positions in an image",
+    "pictures mixed up": "each request its own image",
+    "every colour named": "each request its own image",
+    "no leading pads": "one image at every offset",
+    "twin shares a block": "the same image twice",
+    "nothing counted": "the same image twice",
+    "order ignored": "images in another order",
     "stale prefix": "a prefix fork",
     "cancel breaks": "a cancelled request",
     "error in the stream": "a cancelled request",
     "reply not streamed": "a cancelled request",
     "stream cut off": "a cancelled request",
     "bad image is 500": "a bad image, then a good one",
-    "system image taken": "a picture in a system message",
-    "wide refused": "pictures of all shapes",
-    "wrong length": "pictures of all shapes",
+    "system image taken": "an image in a system message",
+    "wide refused": "images of all shapes",
+    "wrong length": "images of all shapes",
     "no CMYK": "formats and colour modes",
-    "right side unseen": "positions in a picture",
+    "right side unseen": "positions in an image",
 }
 #: Faults that no single check is there to find.
 OTHER_FAULTS = {
@@ -74,9 +74,7 @@ MINDS = {
     "thinks": "reasoning in place of content, unless asked not to think",
     "always thinks": "reasoning in place of content, whatever it is asked",
 }
-FRENCH = dict(
-    zip(validate_pictures.COLOURS, ["rouge", "vert", "bleu", "jaune", "noir", "blanc"], strict=True)
-)
+FRENCH = dict(zip(images.COLOURS, ["rouge", "vert", "bleu", "jaune", "noir", "blanc"], strict=True))
 #: Set once a request hangs in company.
 HANGING = threading.Event()
 #: Seconds within which requests that were sent together arrive, on a busy machine too.
@@ -115,7 +113,7 @@ class Failure(Exception):
         self.status = status
 
 
-class Brain:
+class Model:
     """State of the stand-in: its fault, whether it answers sense, the requests it is inside of."""
 
     def __init__(self, fault: str, trained: bool, mind: str) -> None:
@@ -128,7 +126,7 @@ class Brain:
         self.broken = self.crowded = False
         self.visitors = 0
         self.cache: dict[str, str] = {}
-        self.block = validate_taken.expected_tokens()
+        self.block = checks.expected_tokens()
 
     def answer(self, body: dict[str, Any]) -> Said:
         self.look_at_fields(body)
@@ -257,7 +255,7 @@ class Brain:
 
     def named(self, colours: list[str], text: str) -> str:
         if self.fault == "every colour named":
-            colours = list(validate_pictures.COLOURS)
+            colours = list(images.COLOURS)
         if "order" in text and self.fault == "order ignored":
             colours = sorted(colours)
         if "French" in text:
@@ -292,8 +290,8 @@ def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
 def _colour(image: Image.Image) -> str:
     pixel = image.convert("RGB").getpixel((image.width // 2, image.height // 2))
     distance = {
-        name: sum((a - b) ** 2 for a, b in zip(pixel, colour, strict=True))
-        for name, colour in validate_pictures.COLOURS.items()
+        name: sum((a - b) ** 2 for a, b in zip(pixel, ImageColor.getrgb(name), strict=True))
+        for name in images.COLOURS
     }
     return min(distance, key=distance.__getitem__)
 
