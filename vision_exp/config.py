@@ -69,21 +69,18 @@ class VisionConfig:
     def from_hf_config(cls, hf_config: object) -> VisionConfig:
         """Read a HF config (attributes). Raises ValueError that names the key it cannot use."""
 
-        def integer(key: str, least: int) -> int:
-            value = _get(hf_config, key)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"config.json: {key} must be a whole number, got {value!r}")
-            if value < least:
-                raise ValueError(f"config.json: {key} must be at least {least}, got {value!r}")
-            return value
-
-        def number(key: str, least: float) -> float:
-            value = _get(hf_config, key)
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise ValueError(f"config.json: {key} must be a number, got {value!r}")
-            if not math.isfinite(value) or value < least:
+        def number(key: str, least: float, kind: Any = (int, float), what: str = "a number") -> Any:
+            value = getattr(hf_config, key, None)
+            if value is None:
+                raise ValueError(f"config.json: {key} is missing")
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ValueError(f"config.json: {key} must be {what}, got {value!r}")
+            if not least <= value < math.inf:  # nor NaN
                 raise ValueError(f"config.json: {key} must be at least {least:g}, got {value!r}")
             return value
+
+        def integer(key: str, least: int) -> int:
+            return number(key, least, int, "a whole number")
 
         config = cls(
             n_layers=integer("vision_n_layers", 1),
@@ -118,10 +115,3 @@ def read_config(hf_config: Any) -> VisionConfig:
         return VisionConfig.from_hf_config(hf_config)
     except ValueError as error:
         raise VisionConfigError(f"vision config of this checkpoint: {error}") from error
-
-
-def _get(hf_config: object, key: str) -> object:
-    value = getattr(hf_config, key, None)
-    if value is None:
-        raise ValueError(f"config.json: {key} is missing")
-    return value

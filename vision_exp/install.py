@@ -77,7 +77,7 @@ def install(site: str, namespace: dict[str, Any], *, plan: str, overlay: str) ->
     global installed
     if site not in SITES:
         raise ValueError(f"unknown hook site {site!r}")
-    if settings.disabled():
+    if settings.DISABLE.is_on():
         return
     installed = Installed(plan=plan, overlay=overlay)
     if site == "config":

@@ -15,7 +15,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -120,16 +120,14 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[..., An
 
     `owner` is a class, a module, or an object, whose bound method is then shadowed. Class and
     static methods stay such; for a class method, `wrapper` gets the class as its second argument.
-    A property, cached or not, becomes a property that calls `wrapper(original, self)` each time.
+    A property, cached or not, becomes one that calls `wrapper(original, self)` each time.
     Wrapping with the same `wrapper` again does nothing (pass a module-level function, a method or
     a partial of one); other wrappers stack. AttributeError if `name` is missing.
     """
-    original, rebuild = _taken_apart(owner, name)
-    layer = original
-    while layer is not None:
-        if _same(_wrapper_of(layer), wrapper):
+    original, rebuild = _open(owner, name)
+    for layer, known in _layers(original):
+        if getattr(known, "func", known) == getattr(wrapper, "func", wrapper):
             return layer.__wrapped__
-        layer = getattr(layer, "__wrapped__", None)
 
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -148,16 +146,11 @@ def add_method(owner: type, name: str, method: Callable[..., Any]) -> None:
 
 
 def wrappers(owner: Any, name: str) -> tuple[Callable[..., Any], ...]:
-    """What `wrap` and `add_method` have put around `owner.name`, outermost first."""
-    layer, _ = _taken_apart(owner, name)
-    found = []
-    while layer is not None:
-        found.append(_wrapper_of(layer))
-        layer = getattr(layer, "__wrapped__", None)
-    return tuple(wrapper for wrapper in found if wrapper is not None)
+    """What `wrap` and `add_method` have put in the place of `owner.name`, outermost first."""
+    return tuple(wrapper for _, wrapper in _layers(_open(owner, name)[0]))
 
 
-def _taken_apart(owner: Any, name: str) -> tuple[Any, Callable[[Any], Any]]:
+def _open(owner: Any, name: str) -> tuple[Any, Callable[[Any], Any]]:
     """The function behind `owner.name`, and what makes such an attribute of another function."""
     if not isinstance(owner, (type, ModuleType)):
         return getattr(owner, name), lambda function: function
@@ -171,12 +164,10 @@ def _taken_apart(owner: Any, name: str) -> tuple[Any, Callable[[Any], Any]]:
     return found, lambda function: function
 
 
-def _wrapper_of(function: Any) -> Any:
-    return getattr(function, "__dict__", {}).get(_MARK)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two wrappers are one; partials are, if they are of one function."""
-    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
-        return one.func == other.func
-    return bool(one == other)
+def _layers(function: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """(function, its wrapper) of every layer of ours, from the outside."""
+    while function is not None:
+        wrapper = getattr(function, "__dict__", {}).get(_MARK)
+        if wrapper is not None:
+            yield function, wrapper
+        function = getattr(function, "__wrapped__", None)

@@ -1,80 +1,63 @@
-"""The VISION_EXP_* variables of a serving process: their names, what they may say, what they mean.
+"""The VISION_EXP_* variables of a serving process: their names, what they may say, their defaults.
 
-A variable is read when its function is called, never at import. A switch is off at 0, false, no and
-off, in any case, and on at anything else; empty is as good as unset. (Of VISION_EXP_DISABLE the
-injected hook knows `1` alone, which spares it the overlay; other spellings are seen here.) Standard
-library only, for the hooks.
+A variable is read when it is asked for, never at import. (The injected hook asks for
+VISION_EXP_DISABLE=1 itself, and only for that spelling.) Standard library only, for the hooks.
 """
 
 from __future__ import annotations
 
 import os
-
-DISABLE = "VISION_EXP_DISABLE"
-RMS_NORM_EPS = "VISION_EXP_RMS_NORM_EPS"
-REQUIRE_VISIBILITY = "VISION_EXP_REQUIRE_VISIBILITY"
-TOOL_IMAGES = "VISION_EXP_TOOL_IMAGES"
-IMAGE_OVERFLOW = "VISION_EXP_IMAGE_OVERFLOW"
-FAST_PIXELS = "VISION_EXP_FAST_PIXELS"
-TOWER_GRAPHS = "VISION_EXP_TOWER_GRAPHS"
-TOWER_QUACK = "VISION_EXP_TOWER_QUACK"
+from dataclasses import dataclass
 
 _OFF = ("0", "false", "no", "off")
 
 
-def disabled() -> bool:
-    """Whether the overlay is to do nothing. Default: no."""
-    return _is_on(DISABLE, default=False)
+@dataclass(frozen=True)
+class Switch:
+    """Off at 0, false, no and off in any case, on at anything else; empty is as good as unset."""
+
+    name: str
+    default: bool
+
+    def is_on(self) -> bool:
+        value = os.environ.get(self.name, "").strip().lower()
+        return value not in _OFF if value else self.default
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some words; the first where it is unset or empty."""
+
+    name: str
+    allowed: tuple[str, ...]
+
+    def value(self) -> str:
+        """Raises ValueError naming the variable, another value and what is allowed."""
+        value = os.environ.get(self.name) or self.allowed[0]
+        if value not in self.allowed:
+            raise ValueError(f"{self.name}={value!r}: expected one of {', '.join(self.allowed)}")
+        return value
+
+
+#: The overlay does nothing.
+DISABLE = Switch("VISION_EXP_DISABLE", default=False)
+#: No start where image tokens would not see each other.
+REQUIRE_VISIBILITY = Switch("VISION_EXP_REQUIRE_VISIBILITY", default=False)
+#: Images are prepared by compiled loops.
+FAST_PIXELS = Switch("VISION_EXP_FAST_PIXELS", default=True)
+#: The tower runs in CUDA graphs.
+TOWER_GRAPHS = Switch("VISION_EXP_TOWER_GRAPHS", default=True)
+#: The tower's SwiGLU may run inside QuACK's matrix product.
+TOWER_QUACK = Switch("VISION_EXP_TOWER_QUACK", default=True)
+#: What becomes of images in tool messages.
+TOOL_IMAGES = Choice("VISION_EXP_TOOL_IMAGES", ("refuse", "move", "note"))
+#: What becomes of images over the limit of a request.
+IMAGE_OVERFLOW = Choice("VISION_EXP_IMAGE_OVERFLOW", ("refuse", "keep-newest"))
+
+#: `keep` leaves the checkpoint's value; anything else is as good as unset.
+RMS_NORM_EPS = "VISION_EXP_RMS_NORM_EPS"
 
 
 def keeps_eps() -> bool:
-    """Whether the checkpoint's rms_norm_eps stays (`keep`). Default: no, it is replaced."""
+    """Whether the checkpoint's rms_norm_eps stays."""
     return os.environ.get(RMS_NORM_EPS) == "keep"
-
-
-def requires_visibility() -> bool:
-    """Whether to refuse to start where image tokens would not see each other. Default: no."""
-    return _is_on(REQUIRE_VISIBILITY, default=False)
-
-
-def tool_images() -> str:
-    """What becomes of images in tool messages: `refuse` (default), `move` or `note`.
-
-    Raises ValueError naming another value.
-    """
-    return _choice(TOOL_IMAGES, ("refuse", "move", "note"))
-
-
-def image_overflow() -> str:
-    """What becomes of images over the limit: `refuse` (default) or `keep-newest`.
-
-    Raises ValueError naming another value.
-    """
-    return _choice(IMAGE_OVERFLOW, ("refuse", "keep-newest"))
-
-
-def fast_pixels() -> bool:
-    """Whether images are prepared by compiled loops. Default: yes."""
-    return _is_on(FAST_PIXELS, default=True)
-
-
-def tower_graphs() -> bool:
-    """Whether the tower runs in CUDA graphs. Default: yes."""
-    return _is_on(TOWER_GRAPHS, default=True)
-
-
-def tower_quack() -> bool:
-    """Whether the tower's SwiGLU may run inside QuACK's matrix product. Default: yes."""
-    return _is_on(TOWER_QUACK, default=True)
-
-
-def _is_on(variable: str, *, default: bool) -> bool:
-    value = os.environ.get(variable, "").strip()
-    return value.lower() not in _OFF if value else default
-
-
-def _choice(variable: str, allowed: tuple[str, ...]) -> str:
-    value = os.environ.get(variable) or allowed[0]
-    if value not in allowed:
-        raise ValueError(f"{variable}={value!r}: expected one of {', '.join(allowed)}")
-    return value

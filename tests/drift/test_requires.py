@@ -27,10 +27,10 @@ OWN = {
 
 
 def stated(file: str, folder: Path = OVERLAY) -> list[Name]:
-    """Every name in the REQUIRES of an overlay module's room; outside of rooms, of the module."""
-    room = file.split("/")[0]
+    """Every name in the REQUIRES of one overlay module, or of the room that it is in."""
     entries = requirements.collect(str(folder))
-    return [name for one in entries if one.used_by.split("/")[0] == room for name in one.names]
+    room = f"{Path(file).parts[0]}/" if len(Path(file).parts) > 1 else file
+    return [name for entry in entries if entry.used_by.startswith(room) for name in entry.names]
 
 
 def unstated(source: str, names: list[Name]) -> Iterator[str]:

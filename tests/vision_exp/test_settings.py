@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,10 @@ from vision_exp import settings
 
 ROOT = Path(__file__).parents[2]
 
-SWITCHES = (
-    (settings.DISABLE, settings.disabled, False),
-    (settings.REQUIRE_VISIBILITY, settings.requires_visibility, False),
-    (settings.FAST_PIXELS, settings.fast_pixels, True),
-    (settings.TOWER_GRAPHS, settings.tower_graphs, True),
-    (settings.TOWER_QUACK, settings.tower_quack, True),
-)
-CHOICES = (
-    (settings.TOOL_IMAGES, settings.tool_images, ("refuse", "move", "note")),
-    (settings.IMAGE_OVERFLOW, settings.image_overflow, ("refuse", "keep-newest")),
-)
+SWITCHES = [one for one in vars(settings).values() if isinstance(one, settings.Switch)]
+CHOICES = [one for one in vars(settings).values() if isinstance(one, settings.Choice)]
+NAMES = {one.name for one in (*SWITCHES, *CHOICES)} | {settings.RMS_NORM_EPS}
+ON_WHEN_UNSET = {settings.FAST_PIXELS, settings.TOWER_GRAPHS, settings.TOWER_QUACK}
 
 # Rooms that still read their variable themselves. Must become empty.
 STILL_READ_ELSEWHERE = {
@@ -34,37 +26,31 @@ STILL_READ_ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize(("name", "read", "default"), SWITCHES)
-def test_switches(
-    name: str, read: Callable[[], bool], default: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(name, raising=False)
-    assert read() is default
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda one: one.name)
+def test_switches(switch: settings.Switch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(switch.name, raising=False)
+    default = switch in ON_WHEN_UNSET
+    assert switch.is_on() is default
     for values, expected in (
         (("", " "), default),
         (("1", "true", "yes", "on", "True", "2"), True),
         (("0", "false", "no", "off", "FALSE", " 0 "), False),
     ):
         for value in values:
-            monkeypatch.setenv(name, value)
-            assert read() is expected, value
+            monkeypatch.setenv(switch.name, value)
+            assert switch.is_on() is expected, value
 
 
-@pytest.mark.parametrize(("name", "read", "allowed"), CHOICES)
-def test_choices(
-    name: str,
-    read: Callable[[], str],
-    allowed: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv(name, raising=False)
-    assert read() == allowed[0]
-    for value in ("", *allowed):
-        monkeypatch.setenv(name, value)
-        assert read() == (value or allowed[0])
-    monkeypatch.setenv(name, "perhaps")
-    with pytest.raises(ValueError, match=rf"{name}='perhaps': expected one of {allowed[0]}, "):
-        read()
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda one: one.name)
+def test_choices(choice: settings.Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(choice.name, raising=False)
+    assert choice.value() == "refuse"
+    for value in ("", *choice.allowed):
+        monkeypatch.setenv(choice.name, value)
+        assert choice.value() == (value or "refuse")
+    monkeypatch.setenv(choice.name, "perhaps")
+    with pytest.raises(ValueError, match=f"{choice.name}='perhaps': expected one of refuse, "):
+        choice.value()
 
 
 def test_eps_is_kept_at_one_word_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +71,6 @@ def test_every_variable_is_read_here_and_nowhere_else() -> None:
 
 
 def test_every_variable_is_in_the_readme() -> None:
-    names = {value for key, value in vars(settings).items() if key.isupper() and key[0] != "_"}
     readme = (ROOT / "README.md").read_text()
-    assert len(names) == 8
-    assert [name for name in sorted(names) if name not in readme] == []
+    assert len(NAMES) == 8
+    assert [name for name in sorted(NAMES) if name not in readme] == []

@@ -106,15 +106,13 @@ class VisionExpDummyInputs(BaseDummyInputsBuilder[VisionExpInfo]):
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
     ) -> dict[str, Any]:
         width, height = most_patches_size(self.info.vision)
-        options = mm_options.get("image")
-        return {
-            "image": self._get_dummy_images(
-                width=width,
-                height=height,
-                num_images=mm_counts.get("image", 0),
-                overrides=options,
-            )
-        }
+        images = self._get_dummy_images(
+            width=width,
+            height=height,
+            num_images=mm_counts.get("image", 0),
+            overrides=mm_options.get("image"),
+        )
+        return {"image": images}
 
     def get_dummy_processor_inputs(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]

@@ -29,7 +29,7 @@ CHECK_MODULES = (
 )
 
 # Functions that a process wraps once it has seen a Vision-Exp config. Each asks its instance
-# first; nothing on a text-only model's path is among them but what `routing_wiring` says.
+# first; nothing on a text-only model's path is among them but what `routing.hooks` says.
 WRAPPED = {
     "DeepseekV4ForCausalLM": {"__init__"},
     "DeepseekV4MoE": {"__init__", "forward"},

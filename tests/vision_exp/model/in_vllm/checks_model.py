@@ -51,16 +51,16 @@ def instances_carry_what_the_runners_read(rig: Rig) -> None:
 
 
 def forward_images(
-    model: Any, processor: Any, rig: Rig, pictures: Iterable[Any], encode: Any = None
+    model: Any, processor: Any, rig: Rig, images: Iterable[Any], encode: Any = None
 ) -> Any:
-    """(processed prompt, rows): embed_multimodal on what the processor made of the pictures.
+    """(processed prompt, rows): embed_multimodal on what the processor made of the images.
 
     With `encode`, that function of encoder.py instead, each rank for itself.
     """
     from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
-    pictures = list(pictures)
-    made = rig.apply(processor, [4] + [129264] * len(pictures), pictures)
+    images = list(images)
+    made = rig.apply(processor, [4] + [129264] * len(images), images)
     items = [("image", item) for item in made["mm_kwargs"]["image"]]
     ((_, _, batch),) = group_and_batch_mm_kwargs(items)
     with torch.inference_mode():  # as vLLM's runners
@@ -78,8 +78,8 @@ def embeddings_of_a_prompt_with_images(rig: Rig) -> None:
     model = cpu_model.build(rig, "small")
     model.load_weights(cpu_model.checkpoint(rig, "small").items())
     processor = rig.processor()
-    pictures = [noise(640, 480), noise(100, 900, 1), noise(640, 480, 2)]
-    made, rows = forward_images(model, processor, rig, pictures)
+    images = [noise(640, 480), noise(100, 900, 1), noise(640, 480, 2)]
+    made, rows = forward_images(model, processor, rig, images)
     ids = torch.tensor(made["prompt_token_ids"])
     mask = torch.zeros(len(ids), dtype=torch.bool)
     for one in made["mm_placeholders"]["image"]:
@@ -92,9 +92,9 @@ def embeddings_of_a_prompt_with_images(rig: Rig) -> None:
         equal(bool((embeds[ids == kind] == vector).all()), True, name)
     text = (ids < START) | (ids > END)
     equal(torch.equal(embeds[text], words[text]), True, "words")
-    # One picture alone through tower and aligner, its rows put in the order of its block.
-    for picture, one in zip(pictures, made["mm_placeholders"]["image"], strict=True):
-        alone = image_to_patches(picture, processor.info.vision)
+    # One image alone through tower and aligner, its rows put in the order of its block.
+    for image, one in zip(images, made["mm_placeholders"]["image"], strict=True):
+        alone = image_to_patches(image, processor.info.vision)
         raster = model.aligner(model.vision(alone.patches, alone.vit_grid), alone.vit_grid)
         order = build_block(alone.llm_grid, one.offset).perm
         inside = slice(one.offset, one.offset + one.length)
@@ -102,7 +102,7 @@ def embeddings_of_a_prompt_with_images(rig: Rig) -> None:
         expected = raster[order.long()].float()
         error = (found - expected).norm() / expected.norm()
         # Packed and alone differ by the order in which BF16 matrix products are summed.
-        equal(bool(error < 5e-3), True, f"rows of one picture, relative error {error}")
+        equal(bool(error < 5e-3), True, f"rows of one image, relative error {error}")
     # In chunks, as prefill splits a prompt, and with the mask as another sequence type.
     cut = len(ids) // 2
     before = int(mask[:cut].sum())
@@ -148,8 +148,8 @@ def data_mode_spreads_images_over_ranks(rig: Rig) -> None:
     model.load_weights(cpu_model.checkpoint(rig, "small").items())
     equal(model.data_parallel, True)
     processor = rig.processor()
-    pictures = [noise(640, 480), noise(100, 900, 1), noise(1400, 1400, 2)]
-    _, alone = forward_images(model, processor, rig, pictures)
+    images = [noise(640, 480), noise(100, 900, 1), noise(1400, 1400, 2)]
+    _, alone = forward_images(model, processor, rig, images)
     names = (
         "get_tensor_model_parallel_rank",
         "get_tensor_model_parallel_world_size",
@@ -162,7 +162,7 @@ def data_mode_spreads_images_over_ranks(rig: Rig) -> None:
         try:
             for name, fake in zip(names, fakes, strict=True):
                 setattr(dist, name, fake)
-            return forward_images(model, processor, rig, pictures)[1]
+            return forward_images(model, processor, rig, images)[1]
         finally:
             for name, function in stock.items():
                 setattr(dist, name, function)

@@ -47,24 +47,24 @@ def compare(made: Any, prompt: list[int], images: list[Any], config: Any) -> Non
 @check
 def ids_at_every_offset(rig: Rig) -> None:
     """1, 2 and 5 images of different sizes, at every start offset, caches off and on."""
-    pictures = [noise(*size, seed=i) for i, size in enumerate(SIZES)]
+    images = [noise(*size, seed=i) for i, size in enumerate(SIZES)]
     plain, cached = rig.processor(), rig.processor(cached=True)
     config = plain.info.vision
     for count in (1, 2, 5):
-        images = pictures[:count]
+        some = images[:count]
         for offset in range(4):
             prompt = [9] * offset
             for index in range(count):
                 prompt += [PLACEHOLDER] + [11] * index
             for processor in (plain, cached, cached):
-                compare(rig.apply(processor, prompt, images), prompt, images, config)
+                compare(rig.apply(processor, prompt, some), prompt, some, config)
 
 
 @check
-def one_picture_has_one_hash_at_all_offsets(rig: Rig) -> None:
+def one_image_has_one_hash_at_all_offsets(rig: Rig) -> None:
     processor = rig.processor(cached=True)
-    picture = noise(300, 500)
-    made = [rig.apply(processor, [7] * n + [PLACEHOLDER], [picture]) for n in range(4)]
+    image = noise(300, 500)
+    made = [rig.apply(processor, [7] * n + [PLACEHOLDER], [image]) for n in range(4)]
     equal(len({one["mm_hashes"]["image"][0] for one in made}), 1, "hashes")
     lengths = {one["mm_placeholders"]["image"][0].length for one in made}
     equal(len(lengths), 4, "lengths by offset")
@@ -77,12 +77,12 @@ def tensors_of_each_image(rig: Rig) -> None:
     from vision_exp.image.transform import image_to_patches
     from vision_exp.layout import build_block
 
-    pictures = [noise(*size, seed=i) for i, size in enumerate(SIZES)]
+    images = [noise(*size, seed=i) for i, size in enumerate(SIZES)]
     for processor in (rig.processor(), rig.processor(cached=True)):
-        made = rig.apply(processor, [PLACEHOLDER] * len(pictures), pictures)
-        for picture, item in zip(pictures, made["mm_kwargs"]["image"], strict=True):
+        made = rig.apply(processor, [PLACEHOLDER] * len(images), images)
+        for image, item in zip(images, made["mm_kwargs"]["image"], strict=True):
             data = item.get_data()
-            alone = image_to_patches(picture, processor.info.vision)
+            alone = image_to_patches(image, processor.info.vision)
             equal(torch.equal(data["patches"], alone.patches), True, "patches")
             equal(pixels._way.resamples, True, "compiled by the time a processor is there")
             equal(data["patches"].dtype, torch.bfloat16)
@@ -97,10 +97,10 @@ def batches_of_requests_reach_the_model_as_it_reads_them(rig: Rig) -> None:
     from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
     processor = rig.processor()
-    pictures = [noise(*size, seed=i) for i, size in enumerate(SIZES)]
+    images = [noise(*size, seed=i) for i, size in enumerate(SIZES)]
     items = []
-    for picture in pictures:
-        made = rig.apply(processor, [PLACEHOLDER], [picture])
+    for image in images:
+        made = rig.apply(processor, [PLACEHOLDER], [image])
         items += [("image", item) for item in made["mm_kwargs"]["image"]]
     for some in (items, items[:1], items[:1] * 2):
         ((_, count, batch),) = group_and_batch_mm_kwargs(some)
@@ -115,12 +115,12 @@ def batches_of_requests_reach_the_model_as_it_reads_them(rig: Rig) -> None:
 def text_path_gives_the_same_ids(rig: Rig) -> None:
     processor = rig.processor()
     tokenizer = processor.info.get_tokenizer()
-    pictures = [noise(640, 480), noise(33, 700)]
+    images = [noise(640, 480), noise(33, 700)]
     text = f"describe {TEXT}\n\nand the {TEXT} image"
     prompt = tokenizer.encode(text)
     equal(prompt.count(PLACEHOLDER), 2)
-    made = processor(text, processor.info.parse_mm_data({"image": pictures}))
-    compare(made, prompt, pictures, processor.info.vision)
+    made = processor(text, processor.info.parse_mm_data({"image": images}))
+    compare(made, prompt, images, processor.info.vision)
 
 
 @check
@@ -131,24 +131,24 @@ def offline_path_gives_the_same_ids(rig: Rig) -> None:
 
     renderer = renderer_from_config(VllmConfig(model_config=rig.vision_model_config))
     config = rig.processor().info.vision
-    pictures = [noise(640, 480), noise(33, 700)]
+    images = [noise(640, 480), noise(33, 700)]
     text = f"what {TEXT} is {TEXT}"
     prompt = renderer.get_tokenizer().encode(text)
     for form in ({"prompt": text}, {"prompt_token_ids": prompt}):
-        (made,) = renderer.render_cmpl([{**form, "multi_modal_data": {"image": pictures}}])
-        compare(made, prompt, pictures, config)
+        (made,) = renderer.render_cmpl([{**form, "multi_modal_data": {"image": images}}])
+        compare(made, prompt, images, config)
 
 
 @check
 def twenty_images_share_nothing(rig: Rig) -> None:
     processor = rig.processor(cached=True)
-    pictures = [noise(448, 448, seed=i) for i in range(20)]
+    images = [noise(448, 448, seed=i) for i in range(20)]
     order = [i for i in range(20) for _ in range(2)]
     random.Random(0).shuffle(order)
     seen: dict[int, set[str]] = {}
     patches: dict[int, torch.Tensor] = {}
     for index in order:
-        made = rig.apply(processor, [5, PLACEHOLDER], [pictures[index]])
+        made = rig.apply(processor, [5, PLACEHOLDER], [images[index]])
         seen.setdefault(index, set()).add(made["mm_hashes"]["image"][0])
         data = made["mm_kwargs"]["image"][0].get_data()["patches"]
         equal(torch.equal(patches.setdefault(index, data), data), True, "same image")
@@ -160,11 +160,11 @@ def twenty_images_share_nothing(rig: Rig) -> None:
 @check
 def cached_images_may_come_by_uuid_alone(rig: Rig) -> None:
     processor = rig.processor(cached=True)
-    picture = noise(200, 100)
-    first = rig.apply(processor, [PLACEHOLDER], [picture], uuids={"image": ["cat"]})
+    image = noise(200, 100)
+    first = rig.apply(processor, [PLACEHOLDER], [image], uuids={"image": ["cat"]})
     again = rig.apply(processor, [8, PLACEHOLDER], [None], uuids={"image": ["cat"]})
     equal(again["mm_hashes"]["image"], first["mm_hashes"]["image"])
-    compare(again, [8, PLACEHOLDER], [picture], processor.info.vision)
+    compare(again, [8, PLACEHOLDER], [image], processor.info.vision)
 
 
 @check
@@ -199,10 +199,10 @@ def works_without_a_tokenizer(rig: Rig) -> None:
     processor = MULTIMODAL_REGISTRY.create_processor(config)
     made = MULTIMODAL_REGISTRY.get_dummy_mm_inputs(config, {"image": 1}, processor=processor)
     equal(len(made["mm_placeholders"]["image"]), 1)
-    picture = noise(60, 60)
+    image = noise(60, 60)
     compare(
-        rig.apply(processor, [4, PLACEHOLDER], [picture]),
+        rig.apply(processor, [4, PLACEHOLDER], [image]),
         [4, PLACEHOLDER],
-        [picture],
+        [image],
         processor.info.vision,
     )

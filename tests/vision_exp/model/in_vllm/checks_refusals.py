@@ -24,16 +24,16 @@ def status(error: BaseException) -> int:
 @check
 def refusals_are_client_errors(rig: Rig) -> None:
     processor = rig.processor()
-    picture = noise(50, 50)
+    image = noise(50, 50)
     cases = (
-        ("too few placeholders", [5, PLACEHOLDER], [picture] * 2, "1 image placeholders"),
-        ("no placeholder", [5, 6], [picture], "0 image placeholders"),
-        ("too many placeholders", [PLACEHOLDER] * 3, [picture] * 2, "3 image placeholders"),
-        ("reserved id", [IMAGE, PLACEHOLDER], [picture], "reserved"),
-        ("no picture", [PLACEHOLDER], [torch.zeros(3, 4, 5)], "image 0"),
+        ("too few placeholders", [5, PLACEHOLDER], [image] * 2, "1 image placeholders"),
+        ("no placeholder", [5, 6], [image], "0 image placeholders"),
+        ("too many placeholders", [PLACEHOLDER] * 3, [image] * 2, "3 image placeholders"),
+        ("reserved id", [IMAGE, PLACEHOLDER], [image], "reserved"),
+        ("no image", [PLACEHOLDER], [torch.zeros(3, 4, 5)], "image 0"),
         ("a word", [PLACEHOLDER], ["abc"], "image 0"),
         ("bfloat16", [PLACEHOLDER], [torch.zeros(3, 4, 5, dtype=torch.bfloat16)], "image 0"),
-        ("above the limit", [PLACEHOLDER] * 33, [picture] * 33, "--limit-mm-per-prompt"),
+        ("above the limit", [PLACEHOLDER] * 33, [image] * 33, "--limit-mm-per-prompt"),
     )
     for what, prompt, images, text in cases:
         try:
