@@ -11,14 +11,11 @@ import traceback
 from typing import Any
 
 from vision_exp.validate import output, usage
-from vision_exp.validate.output import NotPrinted, Stop, say
-
-#: Modules that a run needs, and the package that each comes from.
-NEEDED = {"PIL": "pillow", "httpx": "httpx", "anyio": "anyio", "pydantic": "pydantic"}
+from vision_exp.validate.output import Stop, say
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs every check; returns the exit code (`usage.EXIT_CODES`)."""
+    """Runs every check; returns the exit code, as `usage` has them."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # answers may hold what a terminal cannot show
             stream.reconfigure(errors="backslashreplace")
@@ -31,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         return stop.show()
     except KeyboardInterrupt:
         return Stop(output.INTERRUPTED, "interrupted; no result was written.", again).show()
-    except NotPrinted as error:
+    except output.NotPrinted as error:
         if not isinstance(error.__cause__, BrokenPipeError):  # `| head` has what it wanted
             words = f"standard output takes nothing: {error}. No result was written."
             Stop(output.NOT_WRITTEN, words, f"{again} >FILE   (where there is space)").show()
@@ -40,12 +37,10 @@ def main(argv: list[str] | None = None) -> int:
         return output.NOT_WRITTEN
     except Exception as error:
         traceback.print_exc()
-        words = (
-            f"an error inside this tool: {type(error).__name__}: {error}. No result was written."
-        )
-        raise SystemExit(
-            Stop(output.UNEXPECTED, words, "tell us the lines above").show()
-        ) from error
+        words = f"an error inside this tool: {type(error).__name__}: {error}."
+        hint = "tell us the lines above"
+        Stop(output.UNEXPECTED, f"{words} No result was written.", hint).show()
+        raise SystemExit(output.UNEXPECTED) from error
 
 
 def _run(options: usage.Options) -> int:
@@ -57,33 +52,31 @@ def _run(options: usage.Options) -> int:
     try:
         from vision_exp.validate import run
     except ModuleNotFoundError as error:
-        package = NEEDED.get((error.name or "").partition(".")[0])
-        if package is None:
+        name = (error.name or "").partition(".")[0].replace("PIL", "pillow")
+        if name in ("", "vision_exp"):
             raise
-        hint = f"python3 -m pip install {package}   (or use the Python that runs vLLM)"
-        words = f"the package {package} is missing. Nothing was checked."
+        hint = f"python3 -m pip install {name}   (or use the Python that runs vLLM)"
+        words = f"the package {name} is missing. Nothing was checked."
         raise Stop(output.ENVIRONMENT, words, hint) from error
     results: list[dict[str, Any]] = []
     try:
         server = asyncio.run(run.everything(options, results))
     except KeyboardInterrupt:
         left = len(run.CHECKS) - len(results)
-        say(f"{_words(_counts(results))}; interrupted: of {left} checks nothing is known")
+        say(f"{_tally(results)[1]}; interrupted: of {left} checks nothing is known")
         raise
-    counts = _counts(results)
-    say(_words(counts) + ("; of what was skipped nothing is known" if counts["skipped"] else ""))
-    result = {"schema": 1, "url": options.url} | server | counts | {"checks": results}
-    output.write(options.json, other, result)
+    counts, words = _tally(results)
+    say(words + ("; of what was skipped nothing is known" if counts["skipped"] else ""))
+    if options.json:
+        found = {"schema": 1, "url": options.url} | server | counts | {"checks": results}
+        output.write(options.json, other, found)
     return output.A_CHECK_FAILED if counts["failed"] else output.FINE
 
 
-def _counts(results: list[dict[str, Any]]) -> dict[str, int]:
+def _tally(results: list[dict[str, Any]]) -> tuple[dict[str, int], str]:
     states = [result["state"] for result in results]
-    return {state: states.count(state) for state in ("passed", "failed", "skipped")}
-
-
-def _words(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in counts.items())
+    counts = {state: states.count(state) for state in ("passed", "failed", "skipped")}
+    return counts, ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
 def _interrupt(number: int, frame: object) -> None:

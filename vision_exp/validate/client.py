@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,38 +81,29 @@ class Client:
         body = {"model": self.model, "messages": messages, "max_tokens": max_tokens}
         return self.fields | body | {"temperature": 0} | ({"cache_salt": salt} if salt else {})
 
-    async def exchange(
-        self,
-        path: str,
-        body: dict[str, Any] | None,
-        take: Callable[[bytes], bool | None],
-        trace: Callable[[str, Any], Awaitable[None]] | None = None,
-    ) -> bool:
-        """Hands a reply's bytes to ``take`` as they come, until it returns True: then hangs up.
+    @contextlib.asynccontextmanager
+    async def reply(
+        self, path: str, body: dict[str, Any] | None, **extensions: Any
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The bytes of a reply as they come; it is hung up on where they are left.
 
-        Whether the reply came to its end. ``trace`` is httpcore's. The caller bounds the time.
+        ``extensions`` are httpx's. The time is for the caller to bound.
         """
         asyncio.get_running_loop().getaddrinfo = _look_up  # type: ignore[method-assign]
-        url, method, size, broke = self.url + path, "POST" if body else "GET", 0, ""
+        url, method, broke = self.url + path, "POST" if body else "GET", ""
         # No compression: what is counted is what comes.
         headers = {"Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        more: dict[str, Any] = {"extensions": {"trace": trace} if trace else {}}
+        sent: dict[str, Any] = {"json": body, "headers": headers, "extensions": extensions}
         try:
             async with (
                 httpx.AsyncClient(timeout=None, trust_env=False, verify=_certificates()) as http,
-                http.stream(method, url, json=body, headers=headers, **more) as response,
+                http.stream(method, url, **sent) as response,
             ):
                 if response.status_code != 200:
                     raise await _refusal(response, url)
                 broke = "the reply broke off: "
-                async for data in response.aiter_raw():
-                    size += len(data)
-                    if size > LARGEST_REPLY:
-                        raise BadReply(url, f"more than {LARGEST_REPLY} bytes")
-                    if take(data):
-                        return False
-                return True
+                yield _bounded(response, url)
         # A host's impossible labels show when its name is looked up.
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             root: BaseException = error
@@ -120,12 +112,20 @@ class Client:
             raise Unreachable(f"{url}: {broke}{str(root) or type(root).__name__}") from error
 
     async def _read(self, path: str, body: dict[str, Any] | None) -> bytes:
-        data = bytearray()
         with anyio.move_on_after(self.timeout):
-            await self.exchange(path, body, data.extend)
-            return bytes(data)
+            async with self.reply(path, body) as pieces:
+                return b"".join([data async for data in pieces])
         late = f"no whole reply within {self.timeout:g} s (--timeout)"
         raise TooLate(f"{self.url}{path}: {late}")
+
+
+async def _bounded(response: httpx.Response, url: str) -> AsyncIterator[bytes]:
+    size = 0
+    async for data in response.aiter_raw():
+        size += len(data)
+        if size > LARGEST_REPLY:
+            raise BadReply(url, f"more than {LARGEST_REPLY} bytes")
+        yield data
 
 
 async def _refusal(response: httpx.Response, url: str) -> ServerError:

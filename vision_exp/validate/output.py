@@ -42,29 +42,27 @@ def say(text: str) -> None:
         raise NotPrinted(error.strerror or str(error)) from error
 
 
-def remove_old(path: Path | None, other: str) -> None:
-    """An earlier result must not be taken for this run's. Devices and pipes stay. Raises Stop.
-
-    ``other`` is the command for another file.
-    """
+def remove_old(path: Path | None, hint: str) -> None:
+    """An earlier result must not be taken for this run's. Devices and pipes stay. Raises Stop."""
     try:
         if path and path.is_file():
             path.unlink()
     except OSError as error:
         words = f"--json {path}: the old file cannot be removed: {error.strerror}."
-        raise Stop(USAGE, f"{words} Nothing was checked.", other) from error
+        raise Stop(USAGE, f"{words} Nothing was checked.", hint) from error
 
 
-def write(path: Path | None, other: str, result: dict[str, Any]) -> None:
+def write(path: Path, hint: str, result: dict[str, Any]) -> None:
     """The result, whole or not at all. Raises Stop."""
-    if path is None:
-        return
-    # A device or pipe is written to; what was a file is removed.
-    target = path if path.exists() else path.with_name(f".validate-{os.getpid()}.tmp")
+    beside = path.with_name(f".validate-{os.getpid()}.tmp")
     try:
+        # A device or pipe is written to; what was a file is removed.
+        target = path if path.exists() else beside
         target.write_text(json.dumps(result, indent=1) + "\n")
-        target.replace(path) if target != path else None
+        if target is beside:
+            beside.replace(path)
     except OSError as error:
-        target.unlink(missing_ok=True) if target != path else None
         words = f"--json {path} cannot be written: {error.strerror}. The result is above."
-        raise Stop(NOT_WRITTEN, words, other) from error
+        raise Stop(NOT_WRITTEN, words, hint) from error
+    finally:
+        beside.unlink(missing_ok=True)

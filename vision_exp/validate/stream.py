@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import operator
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -16,70 +18,65 @@ from vision_exp.validate.session import UNKNOWN_FIELD
 LISTEN = 0.05
 #: Seconds after which a request is dropped that shall not have answered yet.
 EARLY = 0.02
+#: Fields of a piece that may have text.
+TEXTS = ("content", "reasoning", "reasoning_content")
 
 
 @dataclass
 class Cut:
     """A stream at the moment of hanging up: pieces of text that had come, and why it had ended.
 
-    ``ended`` is empty while it was running; ``error`` tells what was wrong with the stream.
+    ``ended`` is empty while it was running; ``error`` tells what was wrong with the stream;
+    ``rest`` is the start of a line.
     """
 
     pieces: int = 0
     ended: str = ""
     error: str = ""
-
-
-class _Events:
-    """Reads server-sent events as they come in, however they are cut up, into ``cut``."""
-
-    def __init__(self) -> None:
-        self.cut, self._rest, self._seen = Cut(), b"", False
+    rest: bytes = field(default=b"", compare=False)
+    seen: bool = field(default=False, compare=False)
 
     def feed(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        """Reads server-sent events as they come in, however they are cut up."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
-            self._line(line)
+            if line.startswith(b"data:"):
+                self.seen = True
+                self._read(line[5:].strip())
 
     def close(self) -> None:
         """The server sent all it had."""
-        self._line(self._rest)  # the last line may have no end
-        if not self._seen:
-            self.cut.ended = f"the reply was no stream of events but {self._rest.strip()[:60]!r}"
-        elif not (self.cut.ended or self.cut.error):
-            pieces = self.cut.pieces
-            self.cut.error = f"cut off after {pieces} pieces, without finish_reason or [DONE]"
+        start = self.rest.strip()[:60]
+        self.feed(b"\n")  # the last line may have no end
+        if not self.seen:
+            self.ended = f"the reply was no stream of events but {start!r}"
+        elif not (self.ended or self.error):
+            self.error = f"cut off after {self.pieces} pieces, without finish_reason or [DONE]"
 
-    def _line(self, line: bytes) -> None:
-        data = line.removeprefix(b"data:").strip()
-        if not line.startswith(b"data:"):
-            return
-        self._seen = True
+    def _read(self, data: bytes) -> None:
         if data == b"[DONE]":
-            self.cut.ended = self.cut.ended or "the stream was complete"
+            self.ended = self.ended or "the stream was complete"
             return
         try:
             event = from_json(data)
         except ValueError:  # also where it is nested too deeply
-            self.cut.error = f"an event was no JSON that can be read: {data[:60]!r}"
+            self.error = f"an event was no JSON that can be read: {data[:60]!r}"
             return
-        if isinstance(event, dict) and event.get("error"):
-            self.cut.error = f"{event['error']!r:.200}"
-        choice = _at(_at(event, "choices"), 0)
+        if _at(event, "error"):
+            self.error = f"{event['error']!r:.200}"
+        choice = _at(event, "choices", 0)
         # The first event has the role alone. A token may have no text, but it has its
         # log-probability.
-        texts = [
-            _at(_at(choice, "delta"), n) for n in ("content", "reasoning", "reasoning_content")
-        ]
-        self.cut.pieces += any((*texts, _at(choice, "logprobs")))
+        texts = [_at(choice, "delta", name) for name in TEXTS]
+        self.pieces += any((*texts, _at(choice, "logprobs")))
         if _at(choice, "finish_reason"):
-            self.cut.ended = f"the answer had ended ({_at(choice, 'finish_reason')!r:.80})"
+            self.ended = f"the answer had ended ({choice['finish_reason']!r:.80})"
 
 
-def _at(holder: Any, key: str | int) -> Any:
+def _at(holder: Any, *keys: str | int) -> Any:
     """What is there; None where nothing is, or nothing that has parts."""
     try:
-        return holder[key]
+        return functools.reduce(operator.getitem, keys, holder)
     except (LookupError, TypeError):
         return None
 
@@ -107,8 +104,8 @@ async def cancel_early(client: Client, content: Content) -> Cut:
 
 
 async def _hang_up(client: Client, content: Content, early: float = 0, **fields: Any) -> Cut:
-    events, body = _Events(), client.body(content, max_tokens=400) | {"stream": True} | fields
-    cut, bounded = events.cut, False
+    body = client.body(content, max_tokens=400) | {"stream": True} | fields
+    cut, bounded = Cut(), False
     with anyio.move_on_after(client.timeout) as scope:
 
         def within(seconds: float) -> None:
@@ -120,14 +117,14 @@ async def _hang_up(client: Client, content: Content, early: float = 0, **fields:
             if early and event == "http11.send_request_body.complete":
                 within(early)
 
-        def take(data: bytes) -> bool:
-            events.feed(data)
-            if cut.pieces:
-                within(LISTEN)
-            return bool(cut.ended or cut.error or (early and cut.pieces))
-
-        if await client.exchange(CHAT, body, take, trace):
-            events.close()
+        async with client.reply(CHAT, body, trace=trace) as pieces:
+            async for data in pieces:
+                cut.feed(data)
+                if cut.ended or cut.error or (early and cut.pieces):
+                    return cut
+                if cut.pieces:
+                    within(LISTEN)
+            cut.close()
     if scope.cancelled_caught and not bounded:
         late = f"no piece of a streamed answer within {client.timeout:g} s (--timeout)"
         raise TooLate(f"{client.url}{CHAT}: {late}")

@@ -1,20 +1,6 @@
-"""The validator's command line: what cannot be done is refused, with what to type."""
+"""The validator's command line: what cannot be done is refused, with what to type.
 
-from __future__ import annotations
-
-import argparse
-import dataclasses
-import math
-import os
-import shlex
-from pathlib import Path
-from typing import Any, NoReturn
-from urllib.parse import urlsplit
-
-from vision_exp import validate
-from vision_exp.validate.output import USAGE, Stop
-
-EXIT_CODES = """exit codes:
+exit codes:
   0    no check failed: each passed or was skipped, with the reason
   1    a check failed
   2    bad usage; nothing was checked
@@ -24,6 +10,20 @@ EXIT_CODES = """exit codes:
   6    environment: a package is missing; nothing was checked
   130  interrupted
 """
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import shlex
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from vision_exp.validate.output import USAGE, Stop
+
 COMMAND = "python3 -m vision_exp.validate"
 EXAMPLE = "--url http://HOST:PORT/v1"
 #: Seconds that a request has; a day is more than any takes.
@@ -57,8 +57,8 @@ def parse(argv: list[str] | None) -> Options:
     """What was asked for. Raises Stop where it cannot be done, before anything is asked."""
     parser = _Parser(
         prog=COMMAND,
-        description=(validate.__doc__ or "").partition("\n")[0],
-        epilog=EXIT_CODES,
+        description="Checks a running server's image input from outside.",
+        epilog=(__doc__ or "").partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -98,22 +98,19 @@ def _url(text: str) -> str:
 
 
 def _key(text: str) -> str:
-    if not text.isascii() or not text.isprintable():
-        # The key itself is not shown: what is printed here ends up in logs.
-        fault = "--api-key has a line break or another character that no HTTP header may have"
-        raise _refusal(fault, f"{EXAMPLE} --api-key \"$(tr -d '\\r\\n' <FILE)\"")
-    return text
+    if text.isascii() and text.isprintable():
+        return text
+    # The key itself is not shown: what is printed here ends up in logs.
+    fault = "--api-key has a line break or another character that no HTTP header may have"
+    raise _refusal(fault, f"{EXAMPLE} --api-key \"$(tr -d '\\r\\n' <FILE)\"")
 
 
 def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= LONGEST_TIMEOUT:
-        fault = f"--timeout {text} is no number of seconds above 0 and up to {LONGEST_TIMEOUT}"
-        raise _refusal(fault, f"{EXAMPLE} --timeout {TIMEOUT}")
-    return seconds
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) <= LONGEST_TIMEOUT:
+            return float(text)
+    fault = f"--timeout {text} is no number of seconds above 0 and up to {LONGEST_TIMEOUT}"
+    raise _refusal(fault, f"{EXAMPLE} --timeout {TIMEOUT}")
 
 
 def _file(text: str) -> Path:

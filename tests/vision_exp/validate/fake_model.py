@@ -44,13 +44,13 @@ FAULTS = {
 }
 #: Faults that no single check is there to find.
 OTHER_FAULTS = {
-    "company moves chances": "beside another request, other log-probabilities of the same word",
-    "hangs in company": "no answer while another request is there",
+    "co-batching moves chances": "beside another request, other log-probabilities of the same word",
+    "hangs when co-batched": "no answer while another request is there",
     "salt ignored": "answers are taken from the cache of a prefix, whatever cache_salt says",
     "no pictures": "a picture is refused, as by a text model",
     "pictures break": "a picture is an error of the server",
     "busy": "HTTP 429",
-    "busy in company": "HTTP 429 while another request is there",
+    "busy when co-batched": "HTTP 429 while another request is there",
     "busy at last": "HTTP 429 from when BUSY is set",
     "wordy": "right answers in sentences, with other words that have a colour's letters in them",
     "short streams": "streamed answers are complete at once",
@@ -75,7 +75,7 @@ MINDS = {
     "always thinks": "reasoning in place of content, whatever it is asked",
 }
 FRENCH = dict(zip(images.COLOURS, ["rouge", "vert", "bleu", "jaune", "noir", "blanc"], strict=True))
-#: Set once a request hangs in company.
+#: Set once a request hangs when co-batched.
 HANGING = threading.Event()
 #: Seconds within which requests that were sent together arrive, on a busy machine too.
 MEETING = 0.15
@@ -85,8 +85,8 @@ TOKENS = [chr(letter) for letter in range(ord("A"), ord("z") + 1)]
 
 
 @dataclass(frozen=True)
-class Said:
-    """What is answered: ``chances`` has one dict per token, text -> log-probability."""
+class Reply:
+    """``chances`` has one dict per token, text -> log-probability."""
 
     text: str | None
     length: int
@@ -128,7 +128,7 @@ class Model:
         self.cache: dict[str, str] = {}
         self.block = checks.expected_tokens()
 
-    def answer(self, body: dict[str, Any]) -> Said:
+    def answer(self, body: dict[str, Any]) -> Reply:
         self.look_at_fields(body)
         parts = [part for message in body["messages"] for part in _parts(message)]
         if self.fault != "system image taken":
@@ -136,7 +136,7 @@ class Model:
                 if message["role"] != "user" and any(p["type"] != "text" for p in _parts(message)):
                     raise Failure(400, "images belong to user messages")
         images = [self.picture(part) for part in parts if part["type"] == "image_url"]
-        if self.fault == "hangs in company" and self.company():
+        if self.fault == "hangs when co-batched" and self.is_cobatched():
             HANGING.set()
             time.sleep(60)
         text = "\n\n".join(part["text"] for part in parts if part["type"] == "text")
@@ -146,22 +146,22 @@ class Model:
         if self.mind.startswith(("letters", "noisy", "exact")):
             return self.random_words(text, images, length, body["max_tokens"])
         if self.mind == "empty":
-            return Said(None, length)
+            return Reply(None, length)
         if not self.trained:
-            return Said(f"{hash(json.dumps(parts)) % 10**8:08}", length)
+            return Reply(f"{hash(json.dumps(parts)) % 10**8:08}", length)
         asked = body.get("chat_template_kwargs", {"thinking": True})
         if "thinks" in self.mind and (self.mind == "always thinks" or asked["thinking"]):
-            return Said(None, length, reasoning=f"Let me see the {len(images)} pictures")
+            return Reply(None, length, reasoning=f"Let me see the {len(images)} pictures")
         text = self.sense(text, images, body)
-        if self.fault == "company moves chances":
+        if self.fault == "co-batching moves chances":
             # The likeliest word stays the likeliest.
-            beside = -0.1 if self.company() else -5.0
-            return Said(text, length, ({text: -0.05, "mauve": beside},))
-        return Said(text, length)
+            beside = -0.1 if self.is_cobatched() else -5.0
+            return Reply(text, length, ({text: -0.05, "mauve": beside},))
+        return Reply(text, length)
 
     def look_at_fields(self, body: dict[str, Any]) -> None:
         busy = {"busy": True, "busy at last": BUSY.is_set()}
-        if busy.get(self.fault) or (self.fault == "busy in company" and self.company()):
+        if busy.get(self.fault) or (self.fault == "busy when co-batched" and self.is_cobatched()):
             raise Failure(429, "slow down")
         if self.fault == "few alternatives" and body.get("top_logprobs", 0) > 5:
             raise Failure(400, "top_logprobs is at most 5")
@@ -169,27 +169,27 @@ class Model:
         if self.fault == "strict" and (unknown := set(body) - known - {"top_logprobs"}):
             raise Failure(422, f"unknown fields {unknown}")
 
-    def random_words(self, text: str, images: list[Image.Image], length: int, most: int) -> Said:
+    def random_words(self, text: str, images: list[Image.Image], length: int, most: int) -> Reply:
         """Some letters, each likely or not by what came before it."""
         if self.mind == "letters":
-            return Said(self.random.choice("ABCD"), length)
+            return Reply(self.random.choice("ABCD"), length)
         blind = "blind" in self.mind
-        said, chances = "", []
+        words, chances = "", []
         for _ in range(min(most, 4)):
             seen = "" if blind else [zlib.crc32(image.tobytes()) for image in images]
             if self.mind == "letters with chances":
                 known, moving = self.random, 0.0
             else:
-                known, moving = random.Random(f"{text} {seen} {said}"), 0.2
+                known, moving = random.Random(f"{text} {seen} {words}"), 0.2
             if self.mind.startswith("exact"):
                 moving = 0.0
             scores = [known.gauss(0, 3) + self.random.gauss(0, moving) for _ in TOKENS]
             total = float(np.log(np.sum(np.exp(scores))))
             chances.append({t: s - total for t, s in zip(TOKENS, scores, strict=True)})
-            said += max(chances[-1], key=chances[-1].__getitem__)
-        return Said(said, length, tuple(chances))
+            words += max(chances[-1], key=chances[-1].__getitem__)
+        return Reply(words, length, tuple(chances))
 
-    def company(self) -> bool:
+    def is_cobatched(self) -> bool:
         """Whether another request is being answered now."""
         with self.lock:
             self.visitors += 1
@@ -240,7 +240,9 @@ class Model:
         for question, word in {"2 + 3": "5", "France": "Paris"}.items():
             if question in text:
                 return word
-        if self.broken or (self.fault == "stale prefix" and "Study" in text and _warm(body)):
+        if self.broken or (
+            self.fault == "stale prefix" and "Study" in text and "cache_salt" not in body
+        ):
             return "Purple"
         if "two whole numbers" in text:
             x, y = _red_place(images[0])
@@ -249,8 +251,8 @@ class Model:
             return f"{x:.0f} {50 + (y - 50) * (0.29 if self.fault == 'collapsed y' else 1):.0f}"
         colours = [_colour(image) for image in images]
         if self.fault == "salt ignored" and "Study" in text:
-            said = self.named(colours, text)
-            return self.cache.setdefault(f"{text[:100]} {colours}", said)
+            answer = self.named(colours, text)
+            return self.cache.setdefault(f"{text[:100]} {colours}", answer)
         return self.named(colours, text)
 
     def named(self, colours: list[str], text: str) -> str:
@@ -276,10 +278,6 @@ class Model:
         with self.lock:
             self.inside.remove(images[0])
         return other
-
-
-def _warm(body: dict[str, Any]) -> bool:
-    return "cache_salt" not in body
 
 
 def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:

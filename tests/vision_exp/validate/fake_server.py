@@ -37,15 +37,15 @@ def serving(
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             try:
-                said = model.answer(body)
+                answer = model.answer(body)
             except Failure as error:
                 self.reply(error.status, {"error": str(error)})
                 return
             if body.get("stream") and model.fault != "reply not streamed":
                 self.stream()
                 return
-            choice = said.choice(body.get("top_logprobs", 0))
-            reply = {"choices": [choice], "usage": {"prompt_tokens": said.length}}
+            choice = answer.choice(body.get("top_logprobs", 0))
+            reply = {"choices": [choice], "usage": {"prompt_tokens": answer.length}}
             if model.fault == "no usage":
                 del reply["usage"]
             if model.fault == "no choices":

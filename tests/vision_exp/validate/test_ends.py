@@ -29,7 +29,7 @@ def test_an_interrupt_ends_it_at_once(times: int, tmp_path: Path) -> None:
     out = tmp_path / "a.json"
     out.write_text('{"failed": 0}')
     fake_model.HANGING.clear()
-    with fake_server.serving("hangs in company") as url:
+    with fake_server.serving("hangs when co-batched") as url:
         process = subprocess.Popen(
             [*COMMAND, url, "--json", str(out)],
             cwd=ROOT,
@@ -78,3 +78,21 @@ def test_what_cannot_be_printed_is_no_result() -> None:
         code, words = _ends(">&-", url)
         assert code == output.NOT_WRITTEN
         assert "standard output is closed" in words and f"--url {url} >FILE" in words
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("httpx", "httpx"), ("PIL", "pillow"), ("pydantic", "pydantic")]
+)
+def test_a_package_that_is_missing_is_named(module: str, package: str, tmp_path: Path) -> None:
+    out = tmp_path / "a.json"
+    words = [f"import runpy, sys; sys.modules[{module!r}] = None; sys.argv[1:] = sys.argv[2:]"]
+    words += ["runpy.run_module('vision_exp.validate', run_name='__main__')"]
+    command = [sys.executable, "-c", "; ".join(words), "-", "--url", "http://127.0.0.1:9/v1"]
+    done = subprocess.run(
+        [*command, "--json", str(out)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == output.ENVIRONMENT
+    first, last = done.stderr.splitlines()
+    assert f"the package {package} is missing. Nothing was checked." in first
+    assert last.startswith(f"next: python3 -m pip install {package} ")
+    assert not out.exists()

@@ -133,7 +133,7 @@ def test_swapped_pictures_that_are_answered_alike_show_no_order() -> None:
 
 
 def test_equal_words_with_other_chances_are_other_answers() -> None:
-    with fake_server.serving("company moves chances") as url:
+    with fake_server.serving("co-batching moves chances") as url:
         found = _run("two concurrent image requests", url)
     assert found["state"] == "failed"
     assert "2 of 2 texts equal" in found["detail"]
@@ -280,7 +280,7 @@ def test_a_busy_server_is_not_judged() -> None:
 
 
 def test_a_server_that_takes_one_request_at_a_time_is_judged_by_those(tmp_path: Path) -> None:
-    with fake_server.serving("busy in company") as url:
+    with fake_server.serving("busy when co-batched") as url:
         code, states, _ = _states(url, tmp_path)
     assert code == 0
     assert states.pop("two concurrent image requests") == "skipped"

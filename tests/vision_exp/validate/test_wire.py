@@ -65,14 +65,16 @@ def sending(
 HEAD = b"HTTP/1.0 200 OK\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 HELLO = ["Hello"]
+#: Seconds after which a test fails that would wait without end.
+TOO_LONG = 20
 
 
 def ask(client: Client) -> Answer:
-    return asyncio.run(client.ask(HELLO))
+    return asyncio.run(asyncio.wait_for(client.ask(HELLO), TOO_LONG))
 
 
 def cancel(client: Client) -> Cut:
-    return asyncio.run(stream.cancel(client, HELLO))
+    return asyncio.run(asyncio.wait_for(stream.cancel(client, HELLO), TOO_LONG))
 
 
 @pytest.mark.parametrize(
