@@ -93,7 +93,7 @@ def _add_vision(model: Any, vllm_config: Any) -> None:
     """Build tower, aligner and learned vectors, unless this rank or configuration needs none."""
     from vllm.distributed import get_pp_group
 
-    from vision_exp.tower.modules import Aligner, VisionTower
+    from vision_exp.tower import Aligner, VisionTower
     from vision_exp.tower.parallel import VllmLinears
 
     config = read_config(vllm_config.model_config.hf_config)
@@ -107,7 +107,7 @@ def _add_vision(model: Any, vllm_config: Any) -> None:
     if getattr(multimodal, "mm_encoder_only", False):
         raise VisionConfigError("--mm-encoder-only is not supported for this model")
     model.spread_images = multimodal.mm_encoder_tp_mode == "data"
-    linears = VllmLinears.for_config(config, whole=model.spread_images)
+    linears = VllmLinears.for_config(config, data_parallel=model.spread_images)
     with model._mark_tower_model(vllm_config, {"image"}):
         model.vision = VisionTower(config, linears)
         model.aligner = Aligner(config, linears)
