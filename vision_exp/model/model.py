@@ -174,7 +174,7 @@ class VisionExpMixin:
         Keywords as in processor.py: `patches` (n, 3, p, p), `vit_grid` and `llm_grid`
         (images, 2) on the host, `perm` (rows,). No host synchronisation.
         """
-        return encode_images(self, spread=self.spread_images, **kwargs)
+        return encode_images(self, data_parallel=self.spread_images, **kwargs)
 
     def embed_input_ids(
         self,

@@ -20,11 +20,7 @@ class Linears:
     def replicated(self, n_in: int, n_out: int, *, bias: bool, prefix: str) -> nn.Module:
         return nn.Linear(n_in, n_out, bias=bias)
 
-    def column(self, n_in: int, n_out: int, *, bias: bool, prefix: str) -> nn.Module:
-        return nn.Linear(n_in, n_out, bias=bias)
-
-    def row(self, n_in: int, n_out: int, *, bias: bool, prefix: str) -> nn.Module:
-        return nn.Linear(n_in, n_out, bias=bias)
+    column = row = replicated
 
     def qkv(self, dim: int, head_dim: int, n_heads: int, *, prefix: str) -> nn.Module:
         return nn.Linear(dim, 3 * head_dim * n_heads)
