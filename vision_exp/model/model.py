@@ -27,7 +27,7 @@ def add_vision(model: Any, vllm_config: Any) -> None:
     """Build tower, aligner and learned vectors, unless this rank or configuration needs none."""
     from vllm.distributed import get_pp_group
 
-    from vision_exp.tower.modules import Aligner, VisionTower
+    from vision_exp.tower import Aligner, VisionTower
     from vision_exp.tower.parallel import VllmLinears
 
     config = read_config(vllm_config.model_config.hf_config)
@@ -41,7 +41,7 @@ def add_vision(model: Any, vllm_config: Any) -> None:
     if getattr(multimodal, "mm_encoder_only", False):
         raise VisionConfigError("--mm-encoder-only is not supported for this model")
     model.data_parallel = multimodal.mm_encoder_tp_mode == "data"
-    linears = VllmLinears.for_config(config, whole=model.data_parallel)
+    linears = VllmLinears.for_config(config, data_parallel=model.data_parallel)
     with model._mark_tower_model(vllm_config, {"image"}):
         model.vision = VisionTower(config, linears)
         model.aligner = Aligner(config, linears)
@@ -108,7 +108,7 @@ class VisionExpMixin:
         Keywords as in processor.py: `patches` (n, 3, p, p), `vit_grid` and `llm_grid`
         (images, 2) on the host, `perm` (rows,). No host synchronisation.
         """
-        encode = partial(encode_images, self, spread=self.data_parallel)
+        encode = partial(encode_images, self, data_parallel=self.data_parallel)
         failures = context.current().failures
         if failures is None:
             return encode(**kwargs)  # an error is fatal, as in stock vLLM

@@ -65,7 +65,7 @@ def forward_images(
     ((_, _, batch),) = group_and_batch_mm_kwargs(items)
     with torch.inference_mode():  # as vLLM's runners
         if encode is not None:
-            return made, encode(model, spread=False, **batch)
+            return made, encode(model, data_parallel=False, **batch)
         return made, model.embed_multimodal(**batch)
 
 
@@ -142,8 +142,6 @@ def data_mode_spreads_images_over_ranks(rig: Rig) -> None:
     """Two ranks simulated in turn: what each gathers is what one rank alone computes."""
     import vllm.distributed as dist
 
-    from vision_exp.model import encoder
-
     model = cpu_model.build(rig, "small", model_options={"mm_encoder_tp_mode": "data"})
     model.load_weights(cpu_model.checkpoint(rig, "small").items())
     equal(model.data_parallel, True)
@@ -176,4 +174,20 @@ def data_mode_spreads_images_over_ranks(rig: Rig) -> None:
         for one, other in zip(alone, rows, strict=True):
             error = (one.float() - other.float()).norm() / one.float().norm()
             equal(bool(error < 5e-3), True, f"{ranks} ranks: relative error {error}")
-    equal(encoder.shares([5, 9, 4], 2), [[1], [0, 2]])
+
+
+@check
+def every_image_goes_to_one_rank_and_no_rank_waits_long(rig: Rig) -> None:
+    from vision_exp.model.encoder import assign_images
+
+    equal(assign_images([5, 9, 4], 2), [[1], [0, 2]])
+    draw = random.Random(0)
+    for ranks in range(1, 9):
+        for count in range(21):
+            sizes = [draw.randint(1, 3000) for _ in range(count)]
+            assigned = assign_images(sizes, ranks)
+            equal(len(assigned), ranks)
+            equal(sorted(sum(assigned, [])), list(range(count)))
+            # Largest first: the busiest rank is at most one image above the average.
+            busiest = max(sum(sizes[i] for i in numbers) for numbers in assigned)
+            equal(busiest <= sum(sizes) / ranks + max(sizes, default=0), True, "the busiest rank")

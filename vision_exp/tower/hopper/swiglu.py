@@ -1,9 +1,9 @@
-"""SwiGLU of the gate and up rows that one matrix product makes.
+"""SwiGLU inside the matrix product that makes its gate and up rows, by QuACK.
 
-On Hopper QuACK's product (a dependency of vLLM) applies it to its own sums: at 3,135 rows 50
-microseconds instead of 66 for cuBLAS and a kernel after it (H200), and gate and up are not rounded
-before they meet. Anywhere else, where QuACK is missing or its result differs, and with
-VISION_EXP_TOWER_QUACK=0, cuBLAS multiplies and tower_fused.swiglu follows.
+QuACK's product (https://github.com/Dao-AILab/quack, a dependency of vLLM) applies it to its own
+sums: at 3,135 rows 50 microseconds instead of 66 for cuBLAS and a kernel after it (H200), and gate
+and up are not rounded before they meet. Where QuACK is missing or its result differs, and with
+VISION_EXP_TOWER_QUACK=0, cuBLAS multiplies and fused.swiglu follows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from vision_exp.tower.device import on_hopper
-
 SWITCH = "VISION_EXP_TOWER_QUACK"
 #: Largest relative distance of a trial from the exact result; BF16 rounds by up to 2 ** -9.
 _TRIAL_ERROR = 2**-8
@@ -27,18 +25,16 @@ _TRIAL_ERROR = 2**-8
 logger = logging.getLogger("vllm.vision_exp")
 
 #: x (n, k) and the weight (2 m, k) of gate rows, then up rows, to silu(gate) * up (n, m).
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+GatedLinear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def best(device: torch.device) -> Product | None:
+def select(device: torch.device) -> GatedLinear | None:
     """One kernel for product and SwiGLU of BF16 matrices; None where there is none."""
-    if os.environ.get(SWITCH) == "0" or not on_hopper(device):
-        return None
-    return _tried(device)
+    return None if os.environ.get(SWITCH) == "0" else _tried(device)
 
 
 @cache
-def _tried(device: torch.device) -> Product | None:
+def _tried(device: torch.device) -> GatedLinear | None:
     begun = time.perf_counter()
     try:
         product = _quack()
@@ -55,7 +51,7 @@ def _tried(device: torch.device) -> Product | None:
     return product
 
 
-def _quack() -> Product:
+def _quack() -> GatedLinear:
     from quack.gemm_interface import gemm_gated
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -74,7 +70,7 @@ def _quack() -> Product:
     return product
 
 
-def trial(product: Product, device: torch.device) -> float:
+def trial(product: GatedLinear, device: torch.device) -> float:
     """Relative distance from float64 for random matrices of uneven sizes; compiles the kernel."""
     random = torch.Generator(device).manual_seed(0)
     made: dict[str, Any] = {"device": device, "generator": random}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+import stages
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vision_exp.config import VisionConfig
-from vision_exp.tower.linears import PlainLinears
-from vision_exp.tower.modules import Aligner, VisionTower
+from vision_exp.tower import Aligner, VisionTower
+from vision_exp.tower.linears import Linears
 
 SMALL = VisionConfig(
     n_layers=2,
@@ -48,7 +49,7 @@ def aligner() -> Aligner:
     return randomise(Aligner(SMALL), seed=1)
 
 
-def pictures(*grids: tuple[int, int], seed: int = 2) -> torch.Tensor:
+def images(*grids: tuple[int, int], seed: int = 2) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     count = sum(height * width for height, width in grids)
     return torch.rand(count, 3, 14, 14, generator=generator) * 2 - 1
@@ -89,7 +90,7 @@ def test_parameter_names_and_shapes_are_the_checkpoints():
 
 
 def reference_block(weights: dict[str, torch.Tensor], x: torch.Tensor, grid) -> torch.Tensor:
-    """One block in float64, head by head, the rotary turn as complex numbers."""
+    """One block in float64, head by head, rotary embedding as complex numbers."""
 
     def norm(x, weight):
         return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
@@ -101,10 +102,10 @@ def reference_block(weights: dict[str, torch.Tensor], x: torch.Tensor, grid) -> 
             steps = [10000.0 ** (-2 * k / 32) for k in range(16)]
             angles.append([row * s for s in steps] + [column * s for s in steps])
     wide = torch.tensor(angles, dtype=torch.float64)
-    turn = torch.polar(torch.ones_like(wide), wide)
+    rope = torch.polar(torch.ones_like(wide), wide)
 
-    def turned(x):
-        pairs = torch.complex(x[:, :32], x[:, 32:]) * turn
+    def rotated(x):
+        pairs = torch.complex(x[:, :32], x[:, 32:]) * rope
         return torch.cat([pairs.real, pairs.imag], -1)
 
     heads = []
@@ -115,7 +116,7 @@ def reference_block(weights: dict[str, torch.Tensor], x: torch.Tensor, grid) -> 
             + weights["attn.wqkv.bias"][start : start + 64]
             for start in (64 * head, 128 + 64 * head, 256 + 64 * head)
         )
-        scores = turned(q) @ turned(k).T / math.sqrt(64)
+        scores = rotated(q) @ rotated(k).T / math.sqrt(64)
         heads.append(scores.softmax(-1) @ v)
     x = x + torch.cat(heads, -1) @ weights["attn.wo.weight"].T + weights["attn.wo.bias"]
     inner = norm(x, weights["norm2.weight"]) @ weights["mlp.w1.weight"].T
@@ -125,18 +126,18 @@ def reference_block(weights: dict[str, torch.Tensor], x: torch.Tensor, grid) -> 
 
 @pytest.mark.parametrize("grid", [(1, 1), (5, 7), (12, 3)])
 def test_each_block_against_float64(tower, grid):
-    taps: dict[str, torch.Tensor] = {}
-    patches = pictures(grid)
-    out = tower(patches, grid, taps)
-    assert list(taps) == ["patch_embed", "blocks.0", "blocks.1", "norm"]
-    assert out is taps["norm"]
+    patches = images(grid)
+    with stages.recorded(tower) as found:
+        out = tower(patches, grid)
+    assert list(found) == ["patch_embed", "blocks.0", "blocks.1", "norm"]
+    assert out is found["norm"]
     x = patches.flatten(1).double() @ tower.patch_embed.proj.weight.double().T
     x = x + tower.patch_embed.proj.bias
-    assert relative(taps["patch_embed"], x) < 1e-6
+    assert relative(found["patch_embed"], x) < 1e-6
     for index, block in enumerate(tower.blocks):
         weights = {name: value.double() for name, value in block.state_dict().items()}
         x = reference_block(weights, x, grid)
-        assert relative(taps[f"blocks.{index}"], x) < 1e-6
+        assert relative(found[f"blocks.{index}"], x) < 1e-6
 
 
 @pytest.mark.parametrize("grid", [(3, 3), (4, 5), (2, 7), (1, 1)])
@@ -154,9 +155,11 @@ def test_aligner_against_a_loop(aligner, grid):
     inner = flat @ aligner.w1.weight.double().T + aligner.w1.bias
     inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
     expected = inner @ aligner.w2.weight.double().T + aligner.w2.bias
-    taps: dict[str, torch.Tensor] = {}
-    out = aligner(rows, grid, taps)
-    assert torch.equal(taps["cells"], flat.float())
+    given = []
+    hook = aligner.w1.register_forward_pre_hook(lambda _module, inputs: given.extend(inputs))
+    out = aligner(rows, grid)
+    hook.remove()
+    assert torch.equal(given[0], flat.float())
     assert relative(out, expected) < 1e-6
 
 
@@ -164,7 +167,7 @@ def test_aligner_against_a_loop(aligner, grid):
 def test_packed_equals_one_by_one(tower, aligner, dtype):
     """Also in one batch where neighbours are equal, and where only the areas are."""
     tower, aligner = (randomise(type(m)(SMALL)).to(dtype) for m in (tower, aligner))
-    patches = pictures(*MIXED).to(dtype)
+    patches = images(*MIXED).to(dtype)
     rows = tower(patches, MIXED)
     cells = aligner(rows, MIXED)
     alone = [
@@ -178,10 +181,10 @@ def test_packed_equals_one_by_one(tower, aligner, dtype):
     assert relative(cells, torch.cat([aligner(part, grid) for part, grid in pairs])) < bound
 
 
-def test_no_attention_between_pictures(tower):
-    patches = pictures(*MIXED)
+def test_no_attention_between_images(tower):
+    patches = images(*MIXED)
     before = tower(patches, MIXED)
-    patches[15:30] = pictures((3, 5), seed=9)  # the second picture
+    patches[15:30] = images((3, 5), seed=9)  # the second image
     after = tower(patches, MIXED)
     assert torch.equal(before[:15], after[:15])
     assert torch.equal(before[30:], after[30:])
@@ -212,8 +215,8 @@ def test_only_the_first_pass_makes_angles_on_the_host():
 
     tower = randomise(VisionTower(SMALL))
     with Made() as first:
-        tower(pictures((4, 5)), (4, 5))
-    patches = pictures(*MIXED)
+        tower(images((4, 5)), (4, 5))
+    patches = images(*MIXED)
     with Made() as second:
         tower(patches, MIXED)  # other grids need nothing new
     assert {"aten.arange", "aten.cos"} <= first.seen
@@ -224,7 +227,7 @@ def test_one_graph_without_breaks(tower, aligner):
     def both(patches):
         return aligner(tower(patches, MIXED), MIXED)
 
-    patches = pictures(*MIXED)
+    patches = images(*MIXED)
     compiled = torch.compile(both, fullgraph=True, backend="eager")
     assert torch.equal(compiled(patches), both(patches))
 
@@ -239,10 +242,10 @@ def test_bfloat16_keeps_norms_and_angles_wide(tower):
     assert {p.dtype for n, p in narrow.named_parameters() if "norm" in n} == {torch.float32}
     assert narrow.patch_embed.proj.weight.dtype == torch.bfloat16
     narrow.load_state_dict(tower.state_dict())
-    turn = narrow.to(torch.bfloat16).turn([(3, 5)], torch.device("cpu"))
-    assert turn.cos.dtype == torch.float32
-    assert turn.cos.shape == (15, 32)
-    patches = pictures((3, 5))
+    for table in narrow.to(torch.bfloat16).rope([(3, 5)], torch.device("cpu")):
+        assert table.dtype == torch.float32
+        assert table.shape == (15, 32)
+    patches = images((3, 5))
     out = narrow(patches, (3, 5))
     assert out.dtype == torch.bfloat16
     assert relative(out, tower(patches, (3, 5))) < 2e-2
@@ -250,20 +253,21 @@ def test_bfloat16_keeps_norms_and_angles_wide(tower):
 
 def test_longest_sides_have_angles(tower):
     for grid in ((564, 1), (1, 564), (549, 2)):
-        assert tower.turn([grid], torch.device("cpu")).sin.shape == (grid[0] * grid[1], 32)
+        for table in tower.rope([grid], torch.device("cpu")):
+            assert table.shape == (grid[0] * grid[1], 32)
 
 
 @pytest.mark.parametrize("grid", [(4, 4), [(3, 5), (1, 1)]])
 def test_rows_that_do_not_fit_the_grids_are_refused(tower, aligner, grid):
     with pytest.raises(ValueError, match="patches, got 15"):
-        tower(pictures((3, 5)), grid)
+        tower(images((3, 5)), grid)
     with pytest.raises(ValueError, match="patches, got 15"):
         aligner(torch.zeros(15, 128), grid)
 
 
 def test_heads_must_divide_among_ranks():
     with pytest.raises(ValueError, match="2 heads cannot be shared by 3 ranks"):
-        VisionTower(SMALL, PlainLinears(tp_size=3))
+        VisionTower(SMALL, Linears(tp_size=3))
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
