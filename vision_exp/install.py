@@ -34,6 +34,7 @@ FEATURES = (
     "model.registry",
     "chat.hooks",
     "chat.prompts",
+    "engine.failures.worker",
     "engine.scheduling",
     "engine.step",
     "visibility.hooks",

@@ -27,9 +27,14 @@ OWN = {
 
 
 def stated(file: str, folder: Path = OVERLAY) -> list[Name]:
-    """Every name in the REQUIRES of one overlay module."""
-    entries = requirements.collect(str(folder))
-    return [name for entry in entries if entry.used_by == file for name in entry.names]
+    """Every name in the REQUIRES of one overlay module, or in those of its room."""
+    entries, room = requirements.collect(str(folder)), f"{Path(file).parts[0]}/"
+    return [
+        name
+        for entry in entries
+        if entry.used_by == file or entry.used_by.startswith(room)
+        for name in entry.names
+    ]
 
 
 def unstated(source: str, names: list[Name]) -> Iterator[str]:
