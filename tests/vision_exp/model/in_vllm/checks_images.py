@@ -72,12 +72,12 @@ def hashes_cover_every_piece_of_the_pixels(rig: Rig) -> None:
 def hashes_are_the_same_without_compiled_loops(rig: Rig) -> None:
     from unittest import mock
 
-    from vision_exp.image.pixels import PLAIN
+    from vision_exp.image.pixels import PILLOW
 
     processor = rig.processor()
     for picture in (noise(1, 1), noise(41, 37), noise(1200, 900)):
         compiled = rig.hash_of(processor, picture)
-        with mock.patch("vision_exp.model.items.warm", return_value=PLAIN):
+        with mock.patch("vision_exp.model.items.warm_up", return_value=PILLOW):
             equal(rig.hash_of(processor, picture), compiled, picture.size)
 
 
