@@ -31,7 +31,6 @@ FORCED_EPS = 1e-6
 FEATURES = (
     "model.hooks",
     "chat.hooks",
-    "chat.prompts",
     "engine.hooks",
     "visibility.hooks",
     "routing.hooks",

@@ -18,7 +18,7 @@ from vllm.multimodal.parse import ImageProcessorItems, MultiModalDataParser
 
 from vision_exp.config import VisionConfig
 from vision_exp.image import raw
-from vision_exp.image.pixels import warm
+from vision_exp.image.backend import warm_up
 from vision_exp.image.transform import to_rgb, vit_grid_for
 
 #: Bytes that are hashed at once, about. Part of an image's hash: with another number all change.
@@ -50,7 +50,7 @@ class HashedPixels(list):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[bytes | memoryview]:
         length = 3 * self.image.width
         rows = raw.rows_in(PIECE, length)
-        if warm().kernels is not None:
+        if warm_up().kernels is not None:
             return raw.pieces(self.image, "RGB", rows)
         # The same pieces where Pillow's encoder is not known: hashes are compared across processes.
         whole, step = memoryview(self.image.tobytes()), length * rows

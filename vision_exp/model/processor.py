@@ -35,7 +35,7 @@ from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 
 from vision_exp import evidence
 from vision_exp.config import VisionConfig, read_config
-from vision_exp.image.pixels import warm
+from vision_exp.image.backend import warm_up
 from vision_exp.image.transform import images_to_patches, vit_grid_for
 from vision_exp.layout import (
     GROUP,
@@ -152,7 +152,7 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
 
     def __init__(self, info: VisionExpInfo, dummy_inputs: Any, **kwargs: Any) -> None:
         super().__init__(info, dummy_inputs, **kwargs)
-        warm()  # now, at start-up: in a request it would cost seconds
+        warm_up()  # now, at start-up: in a request it would cost seconds
         evidence.log_once("processor", info.ctx.model_config)
 
     def apply(self, inputs: ProcessorInputs, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,6 @@ own capture), on GPUs for which vLLM has no FlashAttention, with VISION_EXP_TOWE
 from __future__ import annotations
 
 import logging
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,11 +20,11 @@ from typing import Any
 
 import torch
 
+from vision_exp import settings
 from vision_exp.tower import backends, fused
 from vision_exp.tower.attention import ImageAttention, on_device
 from vision_exp.tower.backends import Backend
 
-SWITCH = "VISION_EXP_TOWER_GRAPHS"
 #: Row counts to capture, for the smallest image that the transform makes to the largest. One less
 #: than a multiple of 64, for which cuBLAS takes slower kernels (linear layers of a block at 3,200
 #: rows: 135 microseconds, at 3,199: 123, on an H200).
@@ -120,7 +119,7 @@ def make_buckets(make: Callable[[int], Bucket]) -> list[Bucket]:
 
 def _capture_all(tower: Any, patches: torch.Tensor, backend: Backend) -> list[Bucket] | None:
     attend_image = backend.attend_image
-    if os.environ.get(SWITCH) == "0" or tower.blocks[0].sharded or attend_image is None:
+    if not settings.TOWER_GRAPHS.is_on() or tower.blocks[0].sharded or attend_image is None:
         return None
     row = tower.patch_embed(patches[:1])
     capture = partial(_capture, pool=torch.cuda.graph_pool_handle(), side=torch.cuda.Stream())

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from vision_exp import settings
 from vision_exp.tower import attention, backends, hopper
 from vision_exp.tower.hopper import swiglu
 
@@ -119,9 +120,9 @@ def test_other_cards_and_the_switch_do_not_even_import_it(on_hopper: pytest.Monk
 
     on_hopper.setattr(swiglu, "_quack", refuse)
     assert gated_linear(CPU) is None
-    on_hopper.setenv(swiglu.SWITCH, "0")
+    on_hopper.setenv(settings.TOWER_QUACK.name, "0")
     assert gated_linear(CARD) is None
-    on_hopper.delenv(swiglu.SWITCH)
+    on_hopper.delenv(settings.TOWER_QUACK.name)
     on_hopper.setattr(torch.cuda, "get_device_capability", lambda _device: (12, 1))
     forget()
     assert gated_linear(CARD) is None

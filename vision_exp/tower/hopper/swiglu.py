@@ -9,7 +9,6 @@ VISION_EXP_TOWER_QUACK=0, cuBLAS multiplies and fused.swiglu follows.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from functools import cache
@@ -18,7 +17,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-SWITCH = "VISION_EXP_TOWER_QUACK"
+from vision_exp import settings
+
 #: Largest relative distance of a trial from the exact result; BF16 rounds by up to 2 ** -9.
 _TRIAL_ERROR = 2**-8
 
@@ -30,7 +30,7 @@ GatedLinear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 def select(device: torch.device) -> GatedLinear | None:
     """One kernel for product and SwiGLU of BF16 matrices; None where there is none."""
-    return None if os.environ.get(SWITCH) == "0" else _tried(device)
+    return _tried(device) if settings.TOWER_QUACK.is_on() else None
 
 
 @cache

@@ -124,12 +124,12 @@ def hashes_cover_the_vision_config(rig: Rig) -> None:
 def hashes_are_the_same_without_compiled_loops(rig: Rig) -> None:
     from unittest import mock
 
-    from vision_exp.image.pixels import PLAIN
+    from vision_exp.image.pixels import PILLOW
 
     processor = rig.processor()
     for image in (noise(1, 1), noise(41, 37), noise(1200, 900)):
         compiled = rig.hash_of(processor, image)
-        with mock.patch("vision_exp.model.items.warm", return_value=PLAIN):
+        with mock.patch("vision_exp.model.items.warm_up", return_value=PILLOW):
             equal(rig.hash_of(processor, image), compiled, image.size)
 
 

@@ -73,7 +73,7 @@ def one_image_has_one_hash_at_all_offsets(rig: Rig) -> None:
 
 @check
 def tensors_of_each_image(rig: Rig) -> None:
-    from vision_exp.image import pixels
+    from vision_exp.image import backend
     from vision_exp.image.transform import image_to_patches
     from vision_exp.layout import build_block
 
@@ -84,7 +84,11 @@ def tensors_of_each_image(rig: Rig) -> None:
             data = item.get_data()
             alone = image_to_patches(image, processor.info.vision)
             equal(torch.equal(data["patches"], alone.patches), True, "patches")
-            equal(pixels._way.resamples, True, "compiled by the time a processor is there")
+            equal(
+                backend.current_backend().resamples,
+                True,
+                "compiled by the time a processor is there",
+            )
             equal(data["patches"].dtype, torch.bfloat16)
             equal(tuple(data["vit_grid"].tolist()), alone.vit_grid)
             equal(tuple(data["llm_grid"].tolist()), alone.llm_grid)
