@@ -22,7 +22,7 @@ if os.path.dirname(os.path.abspath(__file__)) not in sys.path:  # python3 -I, PY
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from anchors.cli import report
-from anchors.cli.parser import build_parser
+from anchors.cli.parser import PROGRAMS, build_parser
 from anchors.engine import fast
 from anchors.engine.target import Target, discover
 from anchors.errors import (
@@ -52,6 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv, defaults)
     if arguments.verb is None:
         parser.error("the following arguments are required: VERB")
+    if arguments.verb in PROGRAMS:
+        return _program(arguments)
     try:
         result = _guarded(arguments)
     except HotfixError as error:
@@ -67,6 +69,15 @@ def main(argv: list[str] | None = None) -> int:
         if not isinstance(error, BrokenPipeError):
             print(f"{report.PREFIX} cannot print the answer: {error.strerror}", file=sys.stderr)
     return int(result["exit"])
+
+
+def _program(arguments: argparse.Namespace) -> int:
+    """What `python3 -m vision_exp.VERB` does from this folder; ends as that does."""
+    import runpy
+
+    sys.argv[1:] = arguments.arguments
+    runpy.run_module(f"vision_exp.{arguments.verb}", run_name="__main__", alter_sys=True)
+    return DONE
 
 
 def _show(arguments: argparse.Namespace, result: Report) -> None:

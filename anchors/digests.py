@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 
+from anchors import UNSTAGED
+
 TOOL_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -55,10 +57,18 @@ def read_package(folder: str) -> dict[str, bytes]:
     return files
 
 
-def staged_digest(folder: str) -> str | None:
+def shipped_overlay() -> dict[str, bytes]:
+    """Relative path -> bytes of the overlay that this tool would stage."""
+    files = read_package(os.path.join(TOOL_ROOT, "vision_exp"))
+    return {path: files[path] for path in files if path.split("/")[0] not in UNSTAGED}
+
+
+def staged_digest(folder: str, unstaged: tuple[str, ...] = UNSTAGED) -> str | None:
     """Digest of a staged package over every file but `__pycache__`; None where absent.
 
-    A link that leads nowhere, a pipe or a device is not what was staged, and never opened.
+    Nor over what is `unstaged`: it lies there where the overlay root is a whole copy of this tool,
+    and the hook passes it over as well. A link that leads nowhere, a pipe or a device is not what
+    was staged, and never opened.
     """
     files = {}
     for base, folders, names in os.walk(folder):
@@ -70,6 +80,7 @@ def staged_digest(folder: str) -> str | None:
                 with open(path, "rb") as file:
                     data = file.read()
             files[os.path.relpath(path, folder).replace(os.sep, "/")] = data
+    files = {path: data for path, data in files.items() if path.split("/")[0] not in unstaged}
     return manifest_digest(files) if files else None
 
 

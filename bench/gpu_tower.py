@@ -7,7 +7,7 @@ data, measured right before and after: it changes with the card's clock, by 6 % 
 
 ``--native`` is the file `models/deepseek_v4/common/vision.py` of a vLLM that serves the model by
 itself (0.30.0 or later); it needs a vLLM to import its layers from, gets the same weights and
-encodes one picture after the other, as that vLLM does; its digest is kept with the figures, since
+encodes one image after the other, as that vLLM does; its digest is kept with the figures, since
 releases differ. Errors are distances from the same modules in float32; ours may be a tenth larger
 than that of tower.py in BF16.
 """
@@ -17,12 +17,12 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
-import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,13 +34,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import native_tower
 import released_config
 from gpu.lib.rig import Report
+from gpu_timing import graphed, matrix_rate, milliseconds
 
 from vision_exp.config import VisionConfig
-from vision_exp.tower import attention, swiglu
-from vision_exp.tower import fused as tower_fused
-from vision_exp.tower.modules import Aligner, VisionTower
+from vision_exp.tower import Aligner, VisionTower, attention, backends, fused
 
 SIZES = {**released_config.VISION, "hidden_size": released_config.LANGUAGE["hidden_size"]}
 #: name -> (grids in one call, most times the floor)
@@ -87,28 +87,6 @@ def main() -> int:
     return 0 if all(row["ok"] for row in rows) else 1
 
 
-def matrix_rate(size: int = 8192) -> float:
-    """Operations a second of a large BF16 product of random matrices."""
-    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * size**3 / (milliseconds(lambda: a @ b, repeat=10) / 1e3)
-
-
-def milliseconds(run: Callable[[], Any], repeat: int = 20) -> float:
-    """Median over ``repeat`` runs, timed on the device, after three for warming up."""
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(repeat):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[repeat // 2]
-
-
 def operations(grids: list[tuple[int, int]]) -> float:
     """Multiplications and additions of tower and aligner."""
     dim, inner, layers = SIZES["vision_dim"], SIZES["vision_inter_dim"], SIZES["vision_n_layers"]
@@ -148,22 +126,22 @@ def measure(name: str, tower: Any, aligner: Any, native: Any) -> dict[str, Any]:
         return aligner(tower(patches, grids), grids)
 
     def plain() -> torch.Tensor:
-        return aligner(tower(patches, grids, taps={}), grids)
+        return aligner(tower.forward_plain(patches, grids), grids)
 
     before, ours, after = matrix_rate(), milliseconds(mine), matrix_rate()
     rate = (before + after) / 2
     floor = operations(grids) / rate * 1e3
     row: dict[str, Any] = {"case": name, "TFLOP/s": rate / 1e12, "floor": floor, "ours": ours}
     row["plain"] = milliseconds(plain, repeat=5)
-    exact = in_float32(tower)(patches, grids, taps={})
+    exact = in_float32(tower).forward_plain(patches, grids)
     exact = in_float32(aligner)(exact, grids)
     row["error"], row["plain error"] = distance(mine(), exact), distance(plain(), exact)
     row["ratio"] = row["ours"] / floor
     row["limit"] = limit
     row["graph"] = graphed(mine)
-    with launched(tower, attention.best()):
+    with launched(tower):
         row["launched"] = milliseconds(mine)
-    with launched(tower, attention.by_torch):
+    with launched(tower, attention.torch_packed):
         row["torch attention"] = milliseconds(mine)
         try:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -188,24 +166,12 @@ def measure(name: str, tower: Any, aligner: Any, native: Any) -> dict[str, Any]:
     return row
 
 
-def in_float32(module: torch.nn.Module) -> torch.nn.Module:
+def in_float32(module: Any) -> Any:
     """The same weights, wide: what both BF16 computations are rounded from."""
     captured = {name: vars(module).pop(name) for name in ("_graphs",) if name in vars(module)}
     wide = copy.deepcopy(module).float()
     vars(module).update(captured)
     return wide
-
-
-def graphed(run: Callable[[], Any]) -> float:
-    """The same work without launch costs: replays of a captured graph. Not what requests get."""
-    graph = torch.cuda.CUDAGraph()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        run()
-    return milliseconds(graph.replay)
 
 
 def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, float]:
@@ -217,37 +183,40 @@ def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, flo
     x, hidden = (torch.randn(rows, n, device="cuda").bfloat16() for n in (1024, 2816))
     qkv, gate_up = block.attn.wqkv(x).unflatten(-1, (3, 16, 64)), block.mlp.w1(x)
     angles, step, sums = torch.rand(rows, 32, device="cuda"), x * 1e-3, x.clone()
-    attend, product = attention.best(), swiglu.best(x.device)
+    backend = backends.select(x.device)
+    gated_linear, pdl = backend.gated_linear, backend.pdl
 
     def linears() -> None:
         for _ in range(32):
             block.attn.wqkv(x), block.attn.wo(x), sums.addmm_(hidden, block.mlp.w2.weight.t())
-            product(x, block.mlp.w1.weight) if product else block.mlp.w1(x)
+            gated_linear(x, block.mlp.w1.weight) if gated_linear else block.mlp.w1(x)
 
-    def fused() -> None:
+    def by_hand() -> None:
         for _ in range(32):
-            tower_fused.add_norm(x, step, block.norm1.weight)
-            tower_fused.add_norm(x, None, block.norm2.weight)
-            tower_fused.turn_(qkv, angles, angles)
-            if product is None:
-                tower_fused.swiglu(gate_up)
+            fused.add_norm(x, step, block.norm1, pdl)
+            fused.add_norm(x, None, block.norm2, pdl)
+            fused.apply_rotary_(qkv, angles, angles, pdl)
+            if gated_linear is None:
+                fused.swiglu(gate_up)
 
     return {
-        "of it attention": graphed(lambda: [attend(qkv, counts) for _ in range(32)]),
+        "of it attention": graphed(lambda: [backend.attend(qkv, counts) for _ in range(32)]),
         "linears": graphed(linears),
-        "fused": graphed(fused),
+        "fused": graphed(by_hand),
     }
 
 
 @contextmanager
-def launched(tower: Any, attend: attention.Attend) -> Iterator[None]:
-    """The fused blocks launched one by one, with a given attention, for a while."""
-    before = attention.best, tower._graphs
-    attention.best, tower._graphs = (lambda: attend), None
+def launched(tower: Any, attend: attention.AttendPacked | None = None) -> Iterator[None]:
+    """The fused blocks launched one by one for a while, with their own attention or another."""
+    select, captured = backends.select, tower._graphs
+    if attend:
+        backends.select = lambda device: replace(select(device), attend=attend)
+    tower._graphs = None
     try:
         yield
     finally:
-        attention.best, tower._graphs = before
+        backends.select, tower._graphs = select, captured
 
 
 @torch.inference_mode()
@@ -258,7 +227,7 @@ def start_up(tower: Any) -> str:
     tower(patches, (28, 28))
     torch.cuda.synchronize()
     seconds, kept = time.perf_counter() - begun, torch.cuda.memory_reserved() - held
-    count = len(tower._graphs.buckets) if tower._graphs else 0
+    count = len(tower._graphs or ())
     found = f"first call {seconds:.1f} s, {count} graphs, {kept / 2**20:.0f} MiB reserved"
     print(found)
     return found
@@ -273,12 +242,10 @@ def load_native(path: Path, tower: Any, aligner: Any) -> Any:
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
-    spec = importlib.util.spec_from_file_location("native_vision", path)
-    module = importlib.util.module_from_spec(spec)
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(1, 0, "tcp://127.0.0.1:29555", 0, "nccl")
         initialize_model_parallel(1, 1)
-        spec.loader.exec_module(module)
+        module = native_tower.load(path)
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
@@ -307,24 +274,16 @@ def words(row: dict[str, Any]) -> str:
     )
 
 
+#: Columns of the table.
+HEAD = ["case", "TFLOP/s", "floor", "ours", "ratio", "limit", "launched", "graph"]
+HEAD += ["of it attention", "linears", "fused", "torch attention", "cudnn attention", "plain"]
+HEAD += ["native", "error", "plain error", "native error", "ok"]
+
+
 def print_table(rows: list[dict[str, Any]]) -> None:
-    head = [
-        "case",
-        "TFLOP/s",
-        "floor",
-        "ours",
-        "ratio",
-        "limit",
-        "launched",
-        "graph",
-        "of it attention",
-        "linears",
-    ]
-    head += ["fused", "torch attention", "cudnn attention", "plain", "native", "error"]
-    head += ["plain error", "native error", "ok"]
-    print("  ".join(f"{name:>15}" for name in head))
+    print("  ".join(f"{name:>15}" for name in HEAD))
     for row in rows:
-        cells = [row.get(name) for name in head]
+        cells = [row.get(name) for name in HEAD]
         words = [
             f"{c:.4g}" if isinstance(c, float) else str(c if c is not None else "-") for c in cells
         ]

@@ -1,12 +1,12 @@
-"""Pictures to patches against native vLLM's own functions, as ratios measured in one run.
+"""Images to patches against native vLLM's own functions, as ratios measured in one run.
 
     python bench/image.py [--rounds N] [--write-results]
 
-Both sides give equal bits (checked first) on a 1920x1080 picture. Throughput over native's:
-  after   what follows Pillow's resize and pad, one thread's CPU time: of a picture that already
+Both sides give equal bits (checked first) on a 1920x1080 image. Throughput over native's:
+  after   what follows Pillow's resize and pad, one thread's CPU time: of an image that already
           fits, by the same function as any other. Wanted: at least 4
   whole   all of it, one thread's CPU time. Wanted: at least 1.25
-  eight   eight pictures, ours on two threads, native's loop with two torch threads.
+  eight   eight images, ours on two threads, native's loop with two torch threads.
           Wanted: at least 2
 Native's large float arrays cost most where the allocator returns them to the system each time, and
 a process can be in either state. So all is measured in two processes: one whose allocator keeps
@@ -36,7 +36,7 @@ import torch  # noqa: E402
 from PIL import Image, ImageOps  # noqa: E402
 
 from vision_exp.config import VisionConfig  # noqa: E402
-from vision_exp.image import pixels  # noqa: E402
+from vision_exp.image import backend, pixels  # noqa: E402
 from vision_exp.image import transform as ours  # noqa: E402
 
 SIZE = (1920, 1080)
@@ -50,7 +50,7 @@ HEAPS = {
 
 
 class Fitted:
-    """Stands for a picture that Pillow has converted, resized and padded already."""
+    """Stands for an image that Pillow has converted, resized and padded already."""
 
     def __init__(self, image: Image.Image, size: tuple[int, int]) -> None:
         self.fitted, self.size = image, size
@@ -62,8 +62,9 @@ class Fitted:
 
 def measure(rounds: int) -> dict[str, dict[str, float]]:
     native = native_image.functions()
-    if not pixels.warm().resamples:
-        raise SystemExit("the fast way does not run here: see the warning above")
+    compiled = backend.warm_up()
+    if not compiled.resamples:
+        raise SystemExit("the compiled loops do not run here: see the warning above")
     rng = np.random.default_rng(0)
     images = [Image.fromarray(rng.integers(0, 256, (*SIZE[::-1], 3), np.uint8)) for _ in range(8)]
     image = images[0]
@@ -74,14 +75,15 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     def load(one: Image.Image | Fitted, functions: SimpleNamespace = native) -> torch.Tensor:
         return functions.load_image(one, **native_image.PARAMETERS)[0]
 
-    # The same function with a pad that only hands over the picture padded before.
+    # The same function with a pad that only hands over the image padded before.
     after = native_image.functions.__wrapped__()
     after.load_image.__globals__["ImageOps"] = SimpleNamespace(pad=lambda one, *_, **__: one.fitted)
     after.load_image.__globals__["np"] = np
     ready = Fitted(fitted, SIZE)
 
     def mine_after() -> torch.Tensor:
-        return pixels.patches_of(fitted, ours.vit_grid_for(*SIZE, CONFIG), CONFIG.patch_size)
+        size = ours.vit_grid_for(*SIZE, CONFIG)
+        return pixels.patches_of(fitted, size, CONFIG.patch_size, compiled)
 
     expected = load(image).view(torch.int16)
     for got in (load(ready, after), mine_after(), ours.image_to_patches(image, CONFIG).patches):

@@ -2,7 +2,7 @@
 
     python bench/tower.py [--layers N] [--rounds N] [--threads N] [--write-results]
 
-Both hold the same weights of the real sizes in bfloat16 and encode one picture of 42x74 patches;
+Both hold the same weights of the real sizes in bfloat16 and encode one image of 42x74 patches;
 the outputs are compared first. Wanted: at least 0.95 of native's throughput. Needs about 4 GB and
 an environment that has vLLM.
 """
@@ -10,9 +10,7 @@ an environment that has vLLM.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,17 +18,15 @@ REPO = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPO), str(REPO / "tests"), str(REPO / "tests" / "support")]
 
 import native_image  # noqa: E402 (the path is set above)
+import native_tower  # noqa: E402
 import reporting  # noqa: E402
 import sources  # noqa: E402
 import tiny_config  # noqa: E402
 import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
 import vllm  # noqa: E402
-from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
-from vllm.distributed import init_distributed_environment, initialize_model_parallel  # noqa: E402
 
 from vision_exp.config import VisionConfig  # noqa: E402
-from vision_exp.tower.modules import VisionTower  # noqa: E402
+from vision_exp.tower import VisionTower  # noqa: E402
 
 GRID = (42, 74)
 WANTED = {"tower": 0.95}
@@ -43,10 +39,7 @@ SIZES = {
 
 
 def measure(layers: int, rounds: int) -> dict[str, dict[str, float]]:
-    path = sources.stock(native_image.RELEASE) / "vllm/models/deepseek_v4/common/vision.py"
-    spec = importlib.util.spec_from_file_location("native_vision", path)
-    native = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(native)
+    native = native_tower.load(sources.stock(native_image.RELEASE) / native_tower.PATH)
     hf = SimpleNamespace(**tiny_config.vision_config(**SIZES, vision_n_layers=layers))
     with torch.device("meta"):
         mine = VisionTower(VisionConfig.from_hf_config(hf))
@@ -54,13 +47,11 @@ def measure(layers: int, rounds: int) -> dict[str, dict[str, float]]:
     mine.to_empty(device="cpu")
     torch.manual_seed(0)
     for name, parameter in mine.named_parameters():
-        spread = 0.02 if parameter.dim() == 1 else parameter.shape[1] ** -0.5
-        parameter.data.normal_(1.0 if "norm" in name else 0.0, spread)
+        std = 0.02 if parameter.dim() == 1 else parameter.shape[1] ** -0.5
+        parameter.data.normal_(1.0 if "norm" in name else 0.0, std)
         parameter.data = parameter.data.bfloat16()
     theirs.load_state_dict(mine.state_dict(), assign=True)
-    for layer in theirs.modules():
-        if hasattr(layer, "quant_method"):
-            layer.cpu_linear = F.linear  # as vLLM sets it after loading weights on a CPU
+    native_tower.on_cpu(theirs)
     patches = (torch.rand(GRID[0] * GRID[1], 3, 14, 14) * 2 - 1).bfloat16()
     expected, got = theirs(patches, *GRID).double(), mine(patches, GRID).double()
     error = float((got - expected).norm() / expected.norm())
@@ -84,13 +75,7 @@ def main() -> int:
     parser.add_argument("--write-results", action="store_true", help="keep them in bench/results/")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        set_current_vllm_config(VllmConfig()),
-        torch.inference_mode(),
-    ):
-        init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
-        initialize_model_parallel(1)
+    with native_tower.one_rank(), torch.inference_mode():
         figures = measure(options.layers, options.rounds)
     versions = {
         "native": native_image.RELEASE,

@@ -26,11 +26,19 @@ def is_vision_exp(hf_config: object) -> bool:
     and follows other rules, so it is never taken. A ``vision_n_layers`` of another kind counts as
     vision: VisionConfig.from_hf_config then names it, instead of the tower silently going missing.
     """
-    return (
-        getattr(hf_config, "model_type", None) == MODEL_TYPE
-        and getattr(hf_config, "vision_config", None) is None
-        and getattr(hf_config, "vision_n_layers", None) not in (None, 0)
+    return getattr(hf_config, "model_type", None) == MODEL_TYPE and is_vision_exp_or_draft(
+        hf_config
     )
+
+
+def is_vision_exp_or_draft(hf_config: object) -> bool:
+    """True also for what vLLM makes of such a config for an MTP draft, where model_type differs.
+
+    Only where the config is a DeepSeek-V4 one anyway, as in the layers of its models.
+    """
+    return getattr(hf_config, "vision_config", None) is None and getattr(
+        hf_config, "vision_n_layers", None
+    ) not in (None, 0)
 
 
 @dataclass(frozen=True)
@@ -61,21 +69,18 @@ class VisionConfig:
     def from_hf_config(cls, hf_config: object) -> VisionConfig:
         """Read a HF config (attributes). Raises ValueError that names the key it cannot use."""
 
-        def integer(key: str, least: int) -> int:
-            value = _get(hf_config, key)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"config.json: {key} must be a whole number, got {value!r}")
-            if value < least:
-                raise ValueError(f"config.json: {key} must be at least {least}, got {value!r}")
-            return value
-
-        def number(key: str, least: float) -> float:
-            value = _get(hf_config, key)
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise ValueError(f"config.json: {key} must be a number, got {value!r}")
-            if not math.isfinite(value) or value < least:
+        def number(key: str, least: float, kind: Any = (int, float), what: str = "a number") -> Any:
+            value = getattr(hf_config, key, None)
+            if value is None:
+                raise ValueError(f"config.json: {key} is missing")
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ValueError(f"config.json: {key} must be {what}, got {value!r}")
+            if not least <= value < math.inf:  # nor NaN
                 raise ValueError(f"config.json: {key} must be at least {least:g}, got {value!r}")
             return value
+
+        def integer(key: str, least: int) -> int:
+            return number(key, least, int, "a whole number")
 
         config = cls(
             n_layers=integer("vision_n_layers", 1),
@@ -110,10 +115,3 @@ def read_config(hf_config: Any) -> VisionConfig:
         return VisionConfig.from_hf_config(hf_config)
     except ValueError as error:
         raise VisionConfigError(f"vision config of this checkpoint: {error}") from error
-
-
-def _get(hf_config: object, key: str) -> object:
-    value = getattr(hf_config, key, None)
-    if value is None:
-        raise ValueError(f"config.json: {key} is missing")
-    return value

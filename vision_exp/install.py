@@ -1,6 +1,6 @@
 """What the injected hooks call: `install(site, namespace, plan=, overlay=)`.
 
-Standard library only at module level (config and lazy need nothing else): the hooks run for every
+Standard library only at module level, in config, patching and settings too: the hooks run for every
 model that imports vLLM's DeepSeek-V4 package. Everything that costs time or can fail waits for
 `activate`, which the first Vision-Exp config of a process triggers.
 """
@@ -15,7 +15,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from vision_exp import patching
+from vision_exp import patching, settings
 from vision_exp.config import is_vision_exp
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
@@ -25,22 +25,19 @@ REQUIRES = (
     "ModelArchConfigConvertorBase.is_mm_prefix_lm",
 )
 
-EPS_VARIABLE = "VISION_EXP_RMS_NORM_EPS"
-DISABLE_VARIABLE = "VISION_EXP_DISABLE"
 FORCED_EPS = 1e-6
 
 # Order of installation. Each has an idempotent install() that wraps through vision_exp.patching.
 FEATURES = (
-    "model.registry",
+    "model.hooks",
     "chat.hooks",
-    "chat.prompts",
     "engine.hooks",
     "visibility.hooks",
     "routing.hooks",
 )
 
 # Each has install_model(namespace) and install_draft(site, namespace).
-MODEL_FEATURES = ("model.model", "routing.hooks")
+MODEL_FEATURES = ("model.hooks", "routing.hooks")
 
 SITES = ("config", "model", "dspark", "mtp")
 
@@ -74,12 +71,12 @@ def install(site: str, namespace: dict[str, Any], *, plan: str, overlay: str) ->
 
     `namespace` is the patched module's globals(). Until the process has seen a Vision-Exp config,
     model sites are only remembered: other models import these modules too. Does nothing under
-    VISION_EXP_DISABLE=1. Raises ValueError for an unknown site.
+    VISION_EXP_DISABLE. Raises ValueError for an unknown site.
     """
     global installed
     if site not in SITES:
         raise ValueError(f"unknown hook site {site!r}")
-    if os.environ.get(DISABLE_VARIABLE) == "1":
+    if settings.DISABLE.is_on():
         return
     installed = Installed(plan=plan, overlay=overlay)
     if site == "config":
@@ -120,8 +117,7 @@ def _call(module: str, function: str, *args: Any) -> None:
 
 def _install_config(config_class: type) -> None:
     patching.wrap(config_class, "__init__", _config_init)
-    if "__setstate__" not in vars(config_class):
-        config_class.__setstate__ = _config_setstate  # type: ignore[attr-defined]
+    patching.add_method(config_class, "__setstate__", _config_setstate)
 
 
 def _config_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -140,12 +136,14 @@ def _config_setstate(self: Any, state: dict[str, Any]) -> None:
 
 def prepare_config(config: Any) -> None:
     """Set what vLLM reads from the config of a multimodal model, before anything reads it."""
+    from vision_exp.layout import PLACEHOLDER_ID  # needs torch, which hooks must not import
+
     config.is_mm_prefix_lm = True
     config.mm_prefix_clamp_sliding_window = True
     if not hasattr(config, "image_token_index"):
-        config.image_token_index = 129264
+        config.image_token_index = PLACEHOLDER_ID
     eps = getattr(config, "rms_norm_eps", None)
-    if eps is not None and eps != FORCED_EPS and os.environ.get(EPS_VARIABLE) != "keep":
+    if eps is not None and eps != FORCED_EPS and not settings.keeps_eps():
         config.rms_norm_eps = FORCED_EPS
         _log_eps(os.getpid(), eps)
 
@@ -154,4 +152,4 @@ def prepare_config(config: Any) -> None:
 def _log_eps(process: int, eps: float) -> None:
     # Once per process: vLLM reads the same config several times.
     message = "[vision-exp] rms_norm_eps %g -> %g (%s=keep leaves the checkpoint's value)"
-    logger.info(message, eps, FORCED_EPS, EPS_VARIABLE)
+    logger.info(message, eps, FORCED_EPS, settings.RMS_NORM_EPS)

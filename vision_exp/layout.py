@@ -1,10 +1,10 @@
-"""How one picture lies in the prompt: token types, block length, order of the tower's rows.
+"""How one image lies in the prompt: token types, block length, order of the tower's rows.
 
 Every image placeholder of a prompt becomes one *block*::
 
     PAD * (3 - start % 4)  START  grid  [PAD PAD]  END
 
-The grid is the picture's LLM grid, each row closed by a NEWLINE and an odd last row completed by a
+The grid is the image's LLM grid, each row closed by a NEWLINE and an odd last row completed by a
 row of PAD. Rows are taken in pairs and read column by column (upper cell, lower cell, next
 column), so that the model's key-value compressor, which folds four consecutive positions, folds
 2 x 2 cells. The leading pads put START on a position that is 3 modulo 4 and the trailing pads make
@@ -44,6 +44,9 @@ class TokenType(IntEnum):
 
 
 SENTINEL_LAST = SENTINEL_FIRST + len(TokenType) - 1
+SENTINELS = frozenset(range(SENTINEL_FIRST, SENTINEL_LAST + 1))
+PAD_ID = SENTINEL_FIRST + TokenType.PAD
+IMAGE_ID = SENTINEL_FIRST + TokenType.IMAGE
 
 #: What stands for one image in a prompt's text.
 PLACEHOLDER = "<｜deepseek_image｜>"
@@ -52,6 +55,9 @@ PLACEHOLDER = "<｜deepseek_image｜>"
 TOKENS = {PLACEHOLDER: PLACEHOLDER_ID} | {
     f"<|place_holder_mm_span_{431 + kind:04}|>": SENTINEL_FIRST + kind for kind in TokenType
 }
+
+#: Ids that no text of a prompt may have.
+RESERVED_IDS = frozenset(TOKENS.values())
 
 
 @dataclass(frozen=True)

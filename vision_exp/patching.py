@@ -1,7 +1,8 @@
 """Wrap functions of modules that may not be imported yet, without importing them.
 
-`when_imported` runs a callback right after a module's import; `wrap` replaces one function once.
-Standard library only.
+`when_imported` runs a callback right after a module's import; `wrap` replaces one function, one
+property or one object's method, once. What is wrapped stands in marks on the functions themselves,
+which `wrappers` reads. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,6 @@ from typing import Any
 Callback = Callable[[ModuleType], None]
 
 _MARK = "__vision_exp_wrapper__"
-_ORIGINAL = "__vision_exp_original__"
 
 _lock = threading.RLock()
 _pending: dict[str, list[Callback]] = {}
@@ -118,26 +118,56 @@ _finder = _Finder()
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[..., Any]:
     """Replace `owner.name` by `wrapper(original, *args, **kwargs)`, once; return the original.
 
-    `owner` is a class or a module. Class and static methods stay such; for a class method,
-    `wrapper` gets the class as its second argument. Wrapping with the same `wrapper` again does
-    nothing (pass a module-level function); other wrappers stack. AttributeError if `name` is
-    missing.
+    `owner` is a class, a module, or an object, whose bound method is then shadowed. Class and
+    static methods stay such; for a class method, `wrapper` gets the class as its second argument.
+    A property, cached or not, becomes one that calls `wrapper(original, self)` each time.
+    Wrapping with the same `wrapper` again does nothing (pass a module-level function, a method or
+    a partial of one); other wrappers stack. AttributeError if `name` is missing.
     """
-    found = inspect.getattr_static(owner, name)
-    kind = type(found) if isinstance(found, (staticmethod, classmethod)) else None
-    original = found.__func__ if kind else found
-    layer = original
-    while layer is not None:
-        if layer.__dict__.get(_MARK) is wrapper:
-            return layer.__dict__[_ORIGINAL]
-        layer = getattr(layer, "__wrapped__", None)
-        layer = layer if hasattr(layer, "__dict__") else None
+    original, rebuild = _open(owner, name)
+    for layer, known in _layers(original):
+        if getattr(known, "func", known) == getattr(wrapper, "func", wrapper):
+            return layer.__wrapped__
 
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return wrapper(original, *args, **kwargs)
 
     setattr(wrapped, _MARK, wrapper)
-    setattr(wrapped, _ORIGINAL, original)
-    setattr(owner, name, kind(wrapped) if kind else wrapped)
+    setattr(owner, name, rebuild(wrapped))
     return original
+
+
+def add_method(owner: type, name: str, method: Callable[..., Any]) -> None:
+    """Give a class a method that it does not define itself; nothing happens if it does."""
+    if name not in vars(owner):
+        setattr(method, _MARK, method)
+        setattr(owner, name, method)
+
+
+def wrappers(owner: Any, name: str) -> tuple[Callable[..., Any], ...]:
+    """What `wrap` and `add_method` have put in the place of `owner.name`, outermost first."""
+    return tuple(wrapper for _, wrapper in _layers(_open(owner, name)[0]))
+
+
+def _open(owner: Any, name: str) -> tuple[Any, Callable[[Any], Any]]:
+    """The function behind `owner.name`, and what makes such an attribute of another function."""
+    if not isinstance(owner, (type, ModuleType)):
+        return getattr(owner, name), lambda function: function
+    found = inspect.getattr_static(owner, name)
+    if isinstance(found, (staticmethod, classmethod)):
+        return found.__func__, type(found)
+    if isinstance(found, property):
+        return found.fget, property
+    if isinstance(found, functools.cached_property):
+        return found.func, property
+    return found, lambda function: function
+
+
+def _layers(function: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """(function, its wrapper) of every layer of ours, from the outside."""
+    while function is not None:
+        wrapper = getattr(function, "__dict__", {}).get(_MARK)
+        if wrapper is not None:
+            yield function, wrapper
+        function = getattr(function, "__wrapped__", None)

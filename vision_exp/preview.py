@@ -1,6 +1,6 @@
-"""What the model will see of a picture: `python3 -m vision_exp.preview IMAGE [-o OUT.png]`.
+"""What the model will see of an image: `python3 -m vision_exp.preview IMAGE [-o OUT.png]`.
 
-Prints sizes and token cost, and draws the transformed picture with its patch grid (thin lines) and
+Prints sizes and token cost, and draws the transformed image with its patch grid (thin lines) and
 token grid (thick lines). Needs Pillow and torch, not vLLM.
 """
 
@@ -18,10 +18,15 @@ import torch
 from PIL import Image, ImageDraw, UnidentifiedImageError
 
 from vision_exp.config import VisionConfig
-from vision_exp.image.transform import ImagePatches, image_to_patches
+from vision_exp.image.transform import (
+    ImagePatches,
+    image_to_patches,
+    llm_grid_of,
+    vit_grid_for,
+)
 from vision_exp.layout import GROUP, block_length, build_block, leading_pads
 
-#: The released checkpoint's values; `--config` reads another checkpoint's.
+#: The released checkpoint's values, this package's only copy; `--config` reads another's.
 RELEASED = VisionConfig(
     n_layers=32,
     dim=1024,
@@ -41,8 +46,13 @@ _PATCH_LINE = (255, 255, 255, 70)
 _TOKEN_LINE = (255, 64, 0, 220)
 
 
+def unpadded_length(width: int, height: int) -> int:
+    """Tokens of a picture of this size without leading pads, on the released checkpoint."""
+    return block_length(llm_grid_of(vit_grid_for(width, height, RELEASED), RELEASED), GROUP - 1)
+
+
 def pixels_of(seen: ImagePatches) -> Image.Image:
-    """The RGB picture that the patches hold: 8 bits a channel, as bfloat16 keeps them."""
+    """The RGB image that the patches hold: 8 bits a channel, as bfloat16 keeps them."""
     height, width = seen.vit_grid
     patch = seen.patches.shape[-1]
     rows = seen.patches.float().view(height, width, 3, patch, patch).permute(0, 3, 1, 4, 2)
@@ -51,18 +61,18 @@ def pixels_of(seen: ImagePatches) -> Image.Image:
 
 
 def draw(seen: ImagePatches, config: VisionConfig) -> Image.Image:
-    """The picture, twice as large, with lines between patches and between tokens.
+    """The image, twice as large, with lines between patches and between tokens.
 
-    The token grid reaches past the picture where the patch grid is no multiple of three: the
+    The token grid reaches past the image where the patch grid is no multiple of three: the
     aligner fills those cells with zeros, shown black.
     """
-    picture = pixels_of(seen)
+    image = pixels_of(seen)
     step = config.patch_size * _ZOOM
     cell = step * config.downsample_ratio
     size = (seen.llm_grid[1] * cell, seen.llm_grid[0] * cell)
     canvas = Image.new("RGB", size)
     canvas.paste(
-        picture.resize((picture.width * _ZOOM, picture.height * _ZOOM), Image.Resampling.NEAREST)
+        image.resize((image.width * _ZOOM, image.height * _ZOOM), Image.Resampling.NEAREST)
     )
     lines = ImageDraw.Draw(canvas, "RGBA")
     for spacing, colour, width in ((step, _PATCH_LINE, 1), (cell, _TOKEN_LINE, 2)):
@@ -79,7 +89,7 @@ def report(image: Image.Image, seen: ImagePatches, config: VisionConfig) -> str:
     patch = config.patch_size
     kinds = build_block(seen.llm_grid, GROUP - 1).types.tolist()
     lines = [
-        f"picture   {image.width}x{image.height} {image.mode}",
+        f"image     {image.width}x{image.height} {image.mode}",
         f"seen as   {vit_w * patch}x{vit_h * patch} pixels",
         f"patches   {vit_w}x{vit_h} of {patch}x{patch} pixels",
         f"tokens    {llm_w}x{llm_h} image rows from the tower, {kinds.count(2)} in all",
@@ -96,7 +106,7 @@ def report(image: Image.Image, seen: ImagePatches, config: VisionConfig) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, 1 when the picture cannot be used, 2 on bad usage."""
+    """Exit code 0, 1 when the image cannot be used, 2 on bad usage."""
     parser = argparse.ArgumentParser(prog="python3 -m vision_exp.preview", description=__doc__)
     parser.add_argument("image", type=Path, metavar="IMAGE")
     parser.add_argument("-o", "--output", type=Path, help="PNG to write (default: none)")
@@ -117,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             draw(seen, config).save(args.output, format="PNG")
             print(f"drawn     {args.output}: thin lines patches, thick lines tokens")
     except (OSError, ValueError, TypeError, Image.DecompressionBombError) as error:
-        reason = "not a picture" if isinstance(error, UnidentifiedImageError) else error
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
         print(f"[vision-exp] {args.image} cannot be shown: {reason}", file=sys.stderr)
         return 1
     return 0

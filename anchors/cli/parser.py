@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
+#: Verbs that are programs of `vision_exp`, with what each does. They read their own arguments.
+PROGRAMS = {
+    "validate": "check a running server's image input from outside: --help has its options",
+    "preview": "what the model will see of a picture, and its cost: --help has its options",
+}
+
+
 class Parser(argparse.ArgumentParser):
     """Bad usage is exit 2, and still one JSON object where `--json` was given."""
 
@@ -99,4 +106,8 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
     bundle = verb("bundle", "the mod for launchers: one zip, no network needed where it runs")
     bundle.add_argument("file", metavar="FILE.zip")
     bundle.add_argument("--wheels", metavar="DIR", help="LibCST wheels, instead of the index")
+    for name, text in PROGRAMS.items():
+        # No option starts with NUL: so every argument is the program's, also --help.
+        program = verbs.add_parser(name, help=text, add_help=False, prefix_chars="\0")
+        program.add_argument("arguments", nargs="*")
     return parser

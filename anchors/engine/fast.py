@@ -53,5 +53,4 @@ def interrupted(root: str) -> bool:
 
 
 def _shipped() -> str:
-    folder = os.path.join(digests.TOOL_ROOT, "vision_exp")
-    return digests.manifest_digest(digests.read_package(folder))
+    return digests.manifest_digest(digests.shipped_overlay())

@@ -11,7 +11,7 @@ from anchors import __version__
 from anchors.digests import (
     TOOL_ROOT,
     manifest_digest,
-    read_package,
+    shipped_overlay,
     staged_digest,
     writable_by_others,
 )
@@ -48,8 +48,8 @@ def package_of(root: str) -> str:
 
 
 def source_files() -> dict[str, bytes]:
-    """The package as this tool ships it. Raises HotfixError (exit 6) if it is not there."""
-    files = read_package(os.path.join(TOOL_ROOT, PACKAGE))
+    """The overlay as this tool ships it. Raises HotfixError (exit 6) if it is not there."""
+    files = shipped_overlay()
     if "__init__.py" not in files:
         raise environment(
             "no-overlay-source",
@@ -61,7 +61,7 @@ def source_files() -> dict[str, bytes]:
 
 
 def source_digest() -> str:
-    """Manifest digest of the package as this tool ships it."""
+    """Manifest digest of the overlay as this tool ships it."""
     return manifest_digest(source_files())
 
 
@@ -128,8 +128,9 @@ def removal(root: str, tree: str) -> Work:
     if os.path.realpath(folder) == os.path.join(TOOL_ROOT, PACKAGE):
         own = f"{folder} left in place: it is this tool's own"
         return Work(files=(FileChange(path, former, None),), notes=(own,))
-    staged = staged_digest(folder)
-    if staged not in (None, manifest.get("digest")):
+    staged, ours = staged_digest(folder), manifest.get("digest")
+    # An earlier build staged what is not staged any more, and counted it.
+    if staged and ours != staged and ours != staged_digest(folder, unstaged=()):
         return Work(notes=(f"{folder} left in place: changed since it was staged",))
     return Work(
         files=(FileChange(path, former, None),),

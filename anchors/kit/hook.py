@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from anchors import UNSTAGED
 from anchors.kit.anchor import Values
 
 # Runs in every process that imports the module, for any model: it must not raise, log or be
@@ -24,6 +25,7 @@ def _vision_exp_hook(namespace, site, guarded, root, overlay, plan):
             folders[:] = [name for name in folders if name != "__pycache__"]
             for path in (os.path.join(base, name) for name in names):
                 files[os.path.relpath(path, folder).replace(os.sep, "/")] = path
+        files = {n: files[n] for n in files if n.partition("/")[0] not in {unstaged}}
         for name in sorted(files):
             with open(files[name], "rb") as file:
                 data = file.read()
@@ -79,7 +81,7 @@ del _vision_exp_hook
 
 def render(site: str, guarded: str, values: Values) -> str:
     """The hook for `site`; class `guarded` refuses vision configs when the overlay fails."""
-    text = _TEMPLATE
+    text = _TEMPLATE.replace("{unstaged}", repr(UNSTAGED))
     for name, value in (
         ("site", site),
         ("guarded", guarded),

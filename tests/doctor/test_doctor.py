@@ -168,7 +168,7 @@ def test_a_log_that_is_not_there_is_bad_usage(applied: list[str], tmp_path: Path
 def test_tower_memory_counts_the_modules() -> None:
     torch = pytest.importorskip("torch")
     from vision_exp import preview
-    from vision_exp.tower.modules import Aligner, VisionTower
+    from vision_exp.tower import Aligner, VisionTower
 
     with torch.device("meta"):
         modules = [VisionTower(preview.RELEASED), Aligner(preview.RELEASED)]

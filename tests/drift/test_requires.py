@@ -88,7 +88,7 @@ def literal(node: ast.expr, constants: dict[str, object]) -> str:
 def wrapped(node: ast.expr, tree: ast.Module) -> str | None:
     """The class that is wrapped: `module.X`, `namespace["X"]` or a variable bound to one of them.
 
-    None for what only a call tells: a parameter, a module.
+    None for what only a call tells: a parameter, a module, an object.
     """
     if isinstance(node, ast.Name):
         values = [
@@ -100,7 +100,7 @@ def wrapped(node: ast.expr, tree: ast.Module) -> str | None:
         ]
         return wrapped(values[-1], tree) if values else None
     if isinstance(node, ast.Attribute):
-        return node.attr
+        return node.attr if node.attr.lstrip("_")[:1].isupper() else None  # else an object's part
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         return str(node.slice.value)
     return None
@@ -124,6 +124,7 @@ def test_every_wrapped_or_imported_name_is_stated(file: str) -> None:
         ('patching.wrap(namespace["C"], "run", f)', "wraps C.run"),
         ('c = module.C\npatching.wrap(c, "run", f)', "wraps C.run"),
         ('def g(module):\n patching.wrap(module, "run", f)', "wraps run"),
+        ('def g(a):\n patching.wrap(a.part, "run", f)', "wraps run"),
         ("def g():\n from vllm.a import C", "imports vllm.a.C"),
         ("from vllm import a", ""),
         ("import vllm.b as b", "imports vllm.b"),

@@ -17,7 +17,7 @@ from gpu.reference import weights as reference_weights
 from vision_exp.config import VisionConfig
 from vision_exp.image.transform import ImagePatches
 from vision_exp.layout import PLACEHOLDER_ID
-from vision_exp.tower.modules import Aligner, VisionTower
+from vision_exp.tower import Aligner, VisionTower
 
 SMALL = {
     "hidden_size": 256,

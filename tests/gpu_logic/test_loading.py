@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from gpu.checkpoint import tiny_checkpoint
 from gpu.lib import loading
@@ -76,10 +77,19 @@ def test_every_tensor_needs_a_home() -> None:
     assert not judge_loading(names, [Load("T", ["a", "b"], {"a", "b"})], loading.DRAFTS)[0]
 
 
-def test_only_hash_layers_have_a_bias_without_a_home(tmp_path: Path) -> None:
-    folder = tiny_checkpoint.write(
-        tmp_path, experts=8, hidden_size=128, vision_dim=128, vision_inter_dim=128
-    )
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with the names of the real one."""
+    narrow = {"experts": 8, "hidden_size": 128, "vision_dim": 128, "vision_inter_dim": 128}
+    return tiny_checkpoint.write(tmp_path_factory.mktemp("checkpoint"), **narrow)
+
+
+def test_the_confidence_head_that_a_draft_may_drop_is_in_the_checkpoint(folder: Path) -> None:
+    (pattern,) = loading.unused_by_draft("")
+    assert [name for name in loading.names_in(folder) if re.fullmatch(pattern, name)]
+
+
+def test_only_hash_layers_have_a_bias_without_a_home(folder: Path) -> None:
     names = loading.names_in(folder)
     patterns = loading.hash_biases(folder)
     homeless = {name for name in names if any(re.fullmatch(each, name) for each in patterns)}

@@ -1,6 +1,6 @@
 """Make the environment that the tests run in, before anything is installed.
 
-    python3 tests/environment.py VENV CACHE
+    python3 tests/support/environment.py VENV CACHE
 
 VENV gets torch for CPU use, a real vLLM (its CPU build has the same Python sources as the CUDA
 build), and the tools. CACHE gets the unpacked vLLM packages of several releases. What is there

@@ -14,6 +14,7 @@ import pytest
 import tiny_config
 
 from vision_exp import install as hooks
+from vision_exp.layout import PLACEHOLDER_ID
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,7 +146,7 @@ def test_what_a_vision_config_gets(
         config_class(**tiny_config.vision_config())
     assert config.is_mm_prefix_lm is True
     assert config.mm_prefix_clamp_sliding_window is True
-    assert config.image_token_index == 129264
+    assert config.image_token_index == PLACEHOLDER_ID == 129264
     assert config.rms_norm_eps == 1e-6
     assert caplog.text.count("rms_norm_eps 1e-20 -> 1e-06") == 1
 
@@ -207,7 +208,7 @@ class DeepseekV4Config:
 
 def run(tmp_path: Path, act: str, *args: str) -> str:
     (tmp_path / "fake_config.py").write_text(FAKE)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(tmp_path)])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests/support"), str(tmp_path)])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(act=act), *args],
         capture_output=True,
@@ -268,5 +269,6 @@ def test_importing_the_package_and_the_entry_point_stays_cheap(tmp_path: Path) -
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    expected = ["vision_exp", "vision_exp.config", "vision_exp.install", "vision_exp.patching"]
+    names = ("config", "install", "patching", "settings")
+    expected = ["vision_exp", *(f"vision_exp.{name}" for name in names)]
     assert done.stdout.strip() == str(expected)

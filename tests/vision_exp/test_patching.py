@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import threading
@@ -118,8 +119,8 @@ def test_a_callback_may_import_and_register_more(module) -> None:
 def test_the_thread_that_is_importing_gets_an_error_others_wait(module) -> None:
     name = module(
         "vx_partial",
-        "import sys\nfrom vision_exp import lazy\n"
-        "try:\n    lazy.when_imported(__name__, print)\n    error = None\n"
+        "import sys\nfrom vision_exp import patching\n"
+        "try:\n    patching.when_imported(__name__, print)\n    error = None\n"
         "except RuntimeError as caught:\n    error = str(caught)\n",
     )
     assert "only partly imported" in importlib.import_module(name).error
@@ -200,3 +201,96 @@ def test_different_wrappers_stack_and_each_stays_once() -> None:
 def test_wrap_of_a_missing_name_says_so() -> None:
     with pytest.raises(AttributeError):
         patching.wrap(Base, "nothing", double)
+
+
+def negate(original, self) -> bool:
+    return not original(self)
+
+
+@pytest.mark.parametrize("kind", [property, functools.cached_property])
+def test_a_property_is_asked_each_time_and_wrapped_once(kind: type) -> None:
+    class Owner:
+        ready = True
+
+        def answer(self) -> bool:
+            """Docs."""
+            return self.ready
+
+    Owner.given = kind(Owner.answer)
+    if kind is functools.cached_property:
+        Owner.given.__set_name__(Owner, "given")
+    for _ in range(2):
+        patching.wrap(Owner, "given", negate)
+    owner = Owner()
+    assert owner.given is False
+    owner.ready = False
+    assert owner.given is True
+    assert Owner.given.__doc__ == "Docs."
+    assert patching.wrappers(Owner, "given") == (negate,)
+
+
+class Rule:
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def apply(self, original, x: int) -> int:
+        self.asked.append(x)
+        return original(x) + 1
+
+
+def test_a_method_of_one_object_is_wrapped_once_and_others_keep_theirs() -> None:
+    one, other, rule = Base(), Base(), Rule()
+    for _ in range(2):
+        patching.wrap(one, "plain", rule.apply)
+    assert (one.plain(3), other.plain(3), rule.asked) == (4, 3, [3])
+    assert patching.wrappers(one, "plain") == (rule.apply,)
+    assert patching.wrappers(other, "plain") == ()
+
+
+def test_partials_of_one_function_are_one_wrapper() -> None:
+    def scale(factor, original, self, x: int) -> int:
+        return factor * original(self, x)
+
+    class Owner:
+        def plain(self, x: int) -> int:
+            return x
+
+    for _ in range(2):
+        patching.wrap(Owner, "plain", functools.partial(scale, 5))
+    assert Owner().plain(3) == 15
+
+
+def test_a_method_is_added_where_the_class_has_none_of_its_own() -> None:
+    class Owner(Base):
+        pass
+
+    def plain(self, x: int) -> int:
+        return x + 100
+
+    def late(self, x: int) -> int:
+        return x - 100
+
+    for method in (plain, late):
+        patching.add_method(Owner, "plain", method)
+    assert Owner().plain(1) == 101
+    assert Base().plain(1) == 1
+    assert patching.wrappers(Owner, "plain") == (plain,)
+
+
+def test_wrappers_are_listed_from_the_outside() -> None:
+    class Owner:
+        def plain(self, x: int) -> int:
+            return x
+
+        @classmethod
+        def kind(cls, x: int) -> tuple[type, int]:
+            return cls, x
+
+    def again(original, *args):
+        return original(*args)
+
+    assert patching.wrappers(Owner, "plain") == ()
+    for wrapper in (double, again):
+        patching.wrap(Owner, "plain", wrapper)
+        patching.wrap(Owner, "kind", wrapper)
+    assert patching.wrappers(Owner, "plain") == patching.wrappers(Owner, "kind") == (again, double)

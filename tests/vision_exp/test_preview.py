@@ -16,14 +16,14 @@ from vision_exp.image.transform import image_to_patches
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def picture(width: int, height: int) -> Image.Image:
+def gradient(width: int, height: int) -> Image.Image:
     x, y = np.meshgrid(np.arange(width), np.arange(height))
     return Image.fromarray(np.stack([x % 256, y % 256, (x * y) % 256], -1).astype(np.uint8))
 
 
 def test_pixels_survive_the_way_through_the_patches() -> None:
     # 756x756 is a multiple of the patch and within the budget: nothing is resized.
-    image = picture(756, 756)
+    image = gradient(756, 756)
     seen = image_to_patches(image, preview.RELEASED)
     assert preview.pixels_of(seen).size == image.size
     difference = np.asarray(preview.pixels_of(seen)).astype(int) - np.asarray(image).astype(int)
@@ -33,13 +33,13 @@ def test_pixels_survive_the_way_through_the_patches() -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(756, 756), (640, 480), (1, 1), (4000, 100)])
 def test_drawing_covers_the_token_grid(width: int, height: int) -> None:
-    seen = image_to_patches(picture(width, height), preview.RELEASED)
+    seen = image_to_patches(gradient(width, height), preview.RELEASED)
     drawn = preview.draw(seen, preview.RELEASED)
     assert drawn.size == (seen.llm_grid[1] * 84, seen.llm_grid[0] * 84)
 
 
 def test_report_names_the_cost_at_every_offset(capsys: pytest.CaptureFixture[str]) -> None:
-    image = picture(756, 756)
+    image = gradient(756, 756)
     text = preview.report(image, image_to_patches(image, preview.RELEASED), preview.RELEASED)
     # The golden lengths of this size.
     for start, (pads, cost) in enumerate([(3, 349), (2, 348), (1, 347), (0, 346)]):
@@ -48,7 +48,7 @@ def test_report_names_the_cost_at_every_offset(capsys: pytest.CaptureFixture[str
 
 def test_command_runs_without_vllm(tmp_path: Path) -> None:
     source, out = tmp_path / "in.png", tmp_path / "out.png"
-    picture(300, 200).save(source)
+    gradient(300, 200).save(source)
     # A finder that refuses vLLM stands for a machine without it.
     code = (
         "import sys; sys.modules['vllm'] = None\n"
@@ -61,14 +61,14 @@ def test_command_runs_without_vllm(tmp_path: Path) -> None:
     assert Image.open(out).format == "PNG"
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n"])
-def test_a_bad_picture_is_named(
+@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n"])
+def test_a_bad_file_is_named(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(content)
     assert preview.main([str(bad)]) == 1
-    assert f"{bad} cannot be shown: not a picture" in capsys.readouterr().err
+    assert f"{bad} cannot be shown: not an image" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

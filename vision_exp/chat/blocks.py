@@ -19,12 +19,6 @@ from vision_exp.layout import (
     leading_pads,
 )
 
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = (
-    "vllm.multimodal.inputs:MultiModalFeatureSpec.data",
-    "vllm.multimodal.inputs:MultiModalFieldElem.data",
-)
-
 _START, _PAD, _IMAGE, _END = (
     SENTINEL_FIRST + kind
     for kind in (TokenType.START, TokenType.PAD, TokenType.IMAGE, TokenType.END)

@@ -1,4 +1,4 @@
-"""Load the pictures of a request with vLLM's own connector, and say which part is at fault."""
+"""Load the images of a request with vLLM's own connector, and say which part is at fault."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ import torch
 from PIL import Image
 
 from vision_exp.chat.rules import ImagePart, RuleError
-
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = (
-    "vllm.multimodal.media.connector:MediaConnector.fetch_image(image_url)",
-    "vllm.multimodal.media.connector:MediaConnector.fetch_image_async(image_url)",
-)
 
 _DATA_URL = re.compile(r"data:(?P<type>[^,;]*)(?:;[^,;]*)*?;?base64,", re.IGNORECASE)
 _SOURCE_KEYS = ("image_url", "image", "image_pil", "url", "source", "data")
@@ -42,7 +36,7 @@ def source_of(image: ImagePart) -> Source:
     part = image.part
     if part.get("type") == "image_embeds" or "image_embeds" in part:
         raise RuleError(f"{image.where}: precomputed image embeddings are not supported")
-    # An empty one names nothing: pictures under it would be taken for each other.
+    # An empty one names nothing: images under it would be taken for each other.
     uuid = None if part.get("uuid") in (None, "") else str(part["uuid"])
     value = next((part[key] for key in _SOURCE_KEYS if part.get(key) is not None), None)
     if isinstance(value, Mapping):
@@ -57,7 +51,7 @@ def source_of(image: ImagePart) -> Source:
 
 
 def load(sources: Sequence[Source], connector: Any) -> list[Any]:
-    """The pictures in order; None for one that is known by its uuid alone.
+    """The images in order; None for one that is known by its uuid alone.
 
     Raises RuleError naming the part for whatever goes wrong with it.
     """
@@ -65,7 +59,7 @@ def load(sources: Sequence[Source], connector: Any) -> list[Any]:
     for source in sources:
         try:
             if source.url is None:
-                images.append(_picture(source.image))
+                images.append(_as_image(source.image))
             else:
                 images.append(_decoded(_whole(connector.fetch_image(source.url))))
         except Exception as error:
@@ -79,7 +73,7 @@ async def load_async(sources: Sequence[Source], connector: Any) -> list[Any]:
     async def one(source: Source) -> Any:
         try:
             if source.url is None:
-                return _picture(source.image)
+                return _as_image(source.image)
             return _whole(await connector.fetch_image_async(source.url))
         except Exception as error:
             raise _failure(source, error) from error
@@ -104,8 +98,8 @@ def _tidy(where: str, url: str) -> str:
     return f"data:{match['type'] or 'image/unknown'};base64,{data}"
 
 
-def _picture(value: Any) -> Any:
-    """The object of a part as a picture. None, where an uuid stands for it, stays None."""
+def _as_image(value: Any) -> Any:
+    """The object of a part as an image. None, where an uuid stands for it, stays None."""
     if isinstance(value, torch.Tensor):
         value = value.numpy(force=True)
     if isinstance(value, np.ndarray):
@@ -116,7 +110,7 @@ def _picture(value: Any) -> Any:
 
 
 def _whole(loaded: Any) -> Any:
-    """A picture from vLLM's loader. Raises if it is a damaged PNG, which that takes for whole.
+    """An image from vLLM's loader. Raises if it is a damaged PNG, which that takes for whole.
 
     The loader asks for the orientation first, for which Pillow decodes a PNG, and drops what goes
     wrong; a second decoding then gives the part before the damage without a word.

@@ -1,8 +1,8 @@
 """Marks that stand for images and for reserved names while a prompt is a string.
 
 The names of the placeholder and of the five sentinels become control tokens when a prompt that
-holds them is tokenised. Where they occur in a request's text they are prose: they are hidden
-behind marks while the chat template runs (an encoder may refuse them), and encoded in two halves,
+holds them is tokenised. Where they occur in a request's text they are prose: they are escaped
+by marks while the chat template runs (an encoder may refuse them), and encoded in two halves,
 so that the text survives and no control token appears. Marks hold a random key per request, so
 that no text can imitate them.
 """
@@ -23,7 +23,7 @@ _NAME = re.compile("|".join(map(re.escape, _NAMES)))
 Encode = Callable[[str], "list[int]"]
 
 
-class Marks:
+class ReservedTokenEscaper:
     """The marks of one request."""
 
     def __init__(self) -> None:
@@ -34,21 +34,21 @@ class Marks:
         """The mark of the request's image number `index`."""
         return f"{self._key}i{index}e"
 
-    def hide(self, value: Any) -> Any:
+    def escape(self, value: Any) -> Any:
         """Nested dicts, lists and strings with marks for the reserved names.
 
         A copy; what holds no reserved name is the object itself.
         """
-        return _map(value, lambda text: _NAME.sub(self._hidden, text))
+        return _map(value, lambda text: _NAME.sub(self._escaped, text))
 
-    def _hidden(self, match: re.Match[str]) -> str:
+    def _escaped(self, match: re.Match[str]) -> str:
         return f"{self._key}n{_NAMES.index(match[0])}e"
 
-    def reveal(self, value: Any) -> Any:
+    def unescape(self, value: Any) -> Any:
         """A copy in which marks have become the names they stand for, images the placeholder."""
-        return _map(value, lambda text: self._mark.sub(self._revealed, text))
+        return _map(value, lambda text: self._mark.sub(self._unescaped, text))
 
-    def _revealed(self, match: re.Match[str]) -> str:
+    def _unescaped(self, match: re.Match[str]) -> str:
         return PLACEHOLDER if match[1] == "i" else _NAMES[int(match[2])]
 
     def split(self, prompt: str) -> Iterator[str | int]:
@@ -61,10 +61,10 @@ class Marks:
             if match[1] == "n":
                 text += _NAMES[int(match[2])]
                 continue
-            yield from _inert(text)
+            yield from split_reserved(text)
             yield int(match[2])
             text = ""
-        yield from _inert(text + prompt[position:])
+        yield from split_reserved(text + prompt[position:])
 
 
 def has_reserved_name(text: str) -> bool:
@@ -91,7 +91,7 @@ def encode(pieces: Iterator[str | int], encode_text: Encode) -> tuple[list[int],
     return ids, images
 
 
-def _inert(text: str) -> Iterator[str]:
+def split_reserved(text: str) -> Iterator[str]:
     """Pieces of the text, cut inside every reserved name. Names cannot overlap."""
     position = 0
     for match in _NAME.finditer(text):
@@ -104,19 +104,14 @@ def _inert(text: str) -> Iterator[str]:
 
 def _map(value: Any, change: Callable[[str], str]) -> Any:
     """`value` with every string changed; a container in which nothing changed stays itself."""
+    changed: Any
     if isinstance(value, str):
         changed = change(value)
-        return value if changed == value else changed
-    if isinstance(value, dict):
-        items = {_map(key, change): _map(item, change) for key, item in value.items()}
-        same = all(
-            a is b
-            for pair in zip(items.items(), value.items(), strict=True)
-            for a, b in zip(*pair, strict=True)
-        )
-        return value if same else items
-    if isinstance(value, (list, tuple)):
+    elif isinstance(value, dict):
+        changed = {_map(key, change): _map(item, change) for key, item in value.items()}
+    elif isinstance(value, (list, tuple)):
         parts = [_map(item, change) for item in value]
-        same = all(a is b for a, b in zip(parts, value, strict=True))
-        return value if same else parts
-    return value
+        changed = parts if isinstance(value, list) else tuple(parts)
+    else:
+        return value
+    return value if changed == value else changed  # items that did not change are the same objects

@@ -6,13 +6,12 @@ plain data out: no vLLM, no decoding, no tokenizer.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-TOOL_IMAGES_VARIABLE = "VISION_EXP_TOOL_IMAGES"
-OVERFLOW_VARIABLE = "VISION_EXP_IMAGE_OVERFLOW"
+from vision_exp import settings
+
 LIMIT_FLAG = "--limit-mm-per-prompt"
 
 SEPARATOR = "\n\n"  # the checkpoint's encoder joins the parts of a message with it
@@ -40,8 +39,8 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True)
 class Policy:
-    """What to do with images of tool messages ("refuse", "move", "note") and with more than
-    `limit` images ("refuse", "keep-newest"); None is no limit."""
+    """What to do with images of tool messages (settings.TOOL_IMAGES) and with more than
+    `limit` images (settings.IMAGE_OVERFLOW); None is no limit."""
 
     tool_images: str = "refuse"
     overflow: str = "refuse"
@@ -76,22 +75,6 @@ class _Turn:
         return self.message.get("role") if isinstance(self.message, Mapping) else None
 
 
-def policy_from_environment(limit: int | None = None) -> Policy:
-    """The policy that the two variables ask for. Raises ValueError naming a wrong value."""
-    return Policy(
-        _choice(TOOL_IMAGES_VARIABLE, ("refuse", "move", "note")),
-        _choice(OVERFLOW_VARIABLE, ("refuse", "keep-newest")),
-        limit,
-    )
-
-
-def _choice(variable: str, allowed: tuple[str, ...]) -> str:
-    value = os.environ.get(variable) or allowed[0]
-    if value not in allowed:
-        raise ValueError(f"{variable}={value!r}: expected one of {', '.join(allowed)}")
-    return value
-
-
 def is_image(part: Any) -> bool:
     """True for a structured image part, whatever it holds."""
     if not isinstance(part, Mapping):
@@ -111,10 +94,10 @@ def read_chat(messages: Sequence[Any], policy: Policy, mark: Callable[[int], str
     naming the message, its role and what to do, or the limit and its flag.
     """
     turns = [_turn(index, message) for index, message in enumerate(messages)]
-    turns = _settle_tool_images(turns, policy.tool_images)
+    turns = _resolve_tool_images(turns, policy.tool_images)
     for turn in turns:
         _check_role(turn)
-    _settle_overflow(turns, policy)
+    _resolve_overflow(turns, policy)
     images: list[ImagePart] = []
     for parts, index, image in _images(turns):
         parts[index] = mark(len(images))
@@ -146,10 +129,10 @@ def _turn(index: int, message: Any) -> _Turn:
     return _Turn(message, parts)
 
 
-def _settle_tool_images(turns: list[_Turn], mode: str) -> list[_Turn]:
+def _resolve_tool_images(turns: list[_Turn], mode: str) -> list[_Turn]:
     if mode == "refuse":
         return turns
-    settled: list[_Turn] = []
+    resolved: list[_Turn] = []
     waiting: list[Any] = []
     moved = 0
     for turn in [*turns, _Turn({"role": None}, None)]:
@@ -158,9 +141,9 @@ def _settle_tool_images(turns: list[_Turn], mode: str) -> list[_Turn]:
                 content = [turn.message.get("content")] if turn.parts is None else turn.parts
                 turn = _Turn(turn.message, [*waiting, *(p for p in content if p is not None)])
             else:
-                settled.append(_Turn({"role": "user"}, waiting))
+                resolved.append(_Turn({"role": "user"}, waiting))
             waiting = []
-        settled.append(turn)
+        resolved.append(turn)
         for parts, index, image in _images([turn] if turn.role == "tool" else []):
             if mode == "note":
                 parts[index] = TOOL_IMAGE_NOTE
@@ -170,7 +153,7 @@ def _settle_tool_images(turns: list[_Turn], mode: str) -> list[_Turn]:
             moved += 1
             parts[index] = MOVED_NOTE.format(moved)
             waiting += [MOVED_LABEL.format(moved), image]
-    return settled[:-1]
+    return resolved[:-1]
 
 
 def _check_role(turn: _Turn) -> None:
@@ -180,8 +163,8 @@ def _check_role(turn: _Turn) -> None:
             if turn.role == "tool":
                 advice = (
                     "Send it in a user message after the tool results, or start the server with "
-                    f"{TOOL_IMAGES_VARIABLE}=move (it is shown in the next user turn) or "
-                    f"{TOOL_IMAGES_VARIABLE}=note (a text note replaces it)."
+                    f"{settings.TOOL_IMAGES.name}=move (it is shown in the next user turn) or "
+                    f"{settings.TOOL_IMAGES.name}=note (a text note replaces it)."
                 )
             raise RuleError(
                 f"{part.where}: a message with role {turn.role!r} cannot hold an image, "
@@ -189,7 +172,7 @@ def _check_role(turn: _Turn) -> None:
             )
 
 
-def _settle_overflow(turns: list[_Turn], policy: Policy) -> None:
+def _resolve_overflow(turns: list[_Turn], policy: Policy) -> None:
     places = _images(turns)
     if policy.limit is None or len(places) <= policy.limit:
         return
@@ -197,7 +180,7 @@ def _settle_overflow(turns: list[_Turn], policy: Policy) -> None:
         raise RuleError(
             f"The request has {len(places)} images, the limit is {policy.limit} "
             f"({LIMIT_FLAG} '{{\"image\": {policy.limit}}}'). Send fewer images, raise the limit, "
-            f"or start the server with {OVERFLOW_VARIABLE}=keep-newest, which replaces the oldest "
+            f"or start the server with {settings.IMAGE_OVERFLOW.name}=keep-newest, which replaces the oldest "
             "by text notes."
         )
     for parts, index, _ in places[: len(places) - policy.limit]:

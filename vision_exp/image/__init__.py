@@ -1,4 +1,4 @@
-"""From a picture to patches, bit for bit as the reference does it."""
+"""From an image to patches, bit for bit as the reference does it."""
 
 from vision_exp.image.transform import ImagePatches, image_to_patches, images_to_patches
 

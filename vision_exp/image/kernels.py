@@ -1,46 +1,47 @@
 """The loops over pixels, compiled when this module is imported (three to five seconds).
 
-Only `pixels.warm` imports it: numba is not imported otherwise. Nothing is kept on disk: the
-overlay's folder may be read-only and must not change.
+Only `backend.select_backend` imports it: numba is not imported otherwise. Nothing is kept on disk:
+the overlay's folder may be read-only and must not change.
 
 A pixel is a uint32 as Pillow stores it: red in the low byte, then green, blue and a byte of no
-meaning. Sums are int32 as in Pillow, and each step is cast back to 32 bits, because numba would
-widen it to 64 and halve what one instruction does. Taps come in fours (see `resample.table`).
+meaning. Sums are int32 as in Pillow (resample.py has the source), and each step is cast back to 32
+bits, because numba would widen it to 64 and halve what one instruction does. Taps come in fours
+(see `resample.GROUP`).
 
 Each call lets go of the GIL, and has to wait for it afterwards: so a call does much at once.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import config, njit, types
 
+from vision_exp.image.pixels import PATCH
 from vision_exp.image.resample import HALF, PRECISION
 
 if config.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set, and uncompiled loops would take minutes")
 
-#: Rows that `across` works on at once: 64 bytes, whole vectors on every processor.
-STRIPE = 16
-#: Pixels of a patch's side: a constant, so that its loops have no end to look for.
-PATCH = 14
+#: Rows of a tile, resampled at once: 64 bytes, whole vectors on every processor.
+TILE = 16
 
-_LANES = STRIPE * 4
+_LANES = TILE * 4
 _PAIRS = PATCH // 2
 _SCALE = np.float32(1 / 255)
 _I = np.int32
 _U = np.uint32
 
-
-def _array(kind: types.Type, dimensions: int) -> types.Array:
-    return types.Array(kind, dimensions, "C")
-
-
-_PIXELS = _array(types.uint32, 2)
+_PIXELS = types.Array(types.uint32, 2, "C")
 _READ_PIXELS = types.Array(types.uint32, 2, "C", readonly=True)
-_TABLE = _array(types.int32, 2)
-_VALUES = _array(types.uint16, 3)
+_FILTERS = types.Array(types.int32, 2, "C")
+_VALUES = types.Array(types.uint16, 3, "C")
 _INT = types.int64
+
+
+def _loop(*kinds: types.Type) -> Any:
+    return njit(types.void(*kinds), nogil=True, error_model="numpy")
 
 
 @njit
@@ -59,66 +60,63 @@ def _copy(source, target, at):  # type: ignore[no-untyped-def]
         target[at + x] = source[x]
 
 
-@njit(types.void(_PIXELS, _TABLE, _TABLE, _PIXELS, _PIXELS), nogil=True, error_model="numpy")
-def across(rows, spans, weights, stripe, out):  # type: ignore[no-untyped-def]
+@_loop(_PIXELS, _FILTERS, _FILTERS, _PIXELS, _PIXELS)
+def horizontal_pass(rows, bounds, taps, tile, out):  # type: ignore[no-untyped-def]
     """Resample ``rows`` (n, width) horizontally to ``out`` (n rounded up to 16, new width).
 
-    Sixteen rows are turned into the columns of ``stripe`` (width + 3, 16), so that a tap's weight
-    meets all of them in one row of memory.
+    Sixteen rows are transposed into ``tile`` (width + 4, 16), so that a tap meets all of them in
+    one row of memory.
     """
-    lanes = stripe.view(np.uint8)
+    lanes = tile.view(np.uint8)
     total = np.empty(_LANES, np.int32)
     done = np.empty(_LANES, np.uint8)
     pixels = done.view(np.uint32)
     last = rows.shape[0] - 1
-    for top in range(0, rows.shape[0], STRIPE):
-        for i in range(0, STRIPE, 4):
+    for top in range(0, rows.shape[0], TILE):
+        for i in range(0, TILE, 4):
             r0, r1 = rows[min(top + i, last)], rows[min(top + i + 1, last)]
             r2, r3 = rows[min(top + i + 2, last)], rows[min(top + i + 3, last)]
             for x in range(rows.shape[1]):
-                stripe[x, i] = r0[x]
-                stripe[x, i + 1] = r1[x]
-                stripe[x, i + 2] = r2[x]
-                stripe[x, i + 3] = r3[x]
-        for x in range(spans.shape[0]):
+                tile[x, i] = r0[x]
+                tile[x, i + 1] = r1[x]
+                tile[x, i + 2] = r2[x]
+                tile[x, i + 3] = r3[x]
+        for x in range(bounds.shape[0]):
             for j in range(_LANES):
                 total[j] = _I(HALF)
-            w = weights[x]
-            for k in range(0, spans[x, 1], 4):
-                at = spans[x, 0] + k
+            w = taps[x]
+            for k in range(0, bounds[x, 1], 4):
+                at = bounds[x, 0] + k
                 w0, w1, w2, w3 = w[k], w[k + 1], w[k + 2], w[k + 3]
                 s0, s1, s2, s3 = lanes[at], lanes[at + 1], lanes[at + 2], lanes[at + 3]
                 for j in range(_LANES):
                     total[j] = _I(total[j] + _four(s0[j], s1[j], s2[j], s3[j], w0, w1, w2, w3))
             for j in range(_LANES):
                 done[j] = _to_byte(total[j])
-            for i in range(STRIPE):
+            for i in range(TILE):
                 out[top + i, x] = pixels[i]
 
 
-@njit(
-    types.void(_PIXELS, _INT, _INT, _TABLE, _TABLE, _PIXELS, _PIXELS),
-    nogil=True,
-    error_model="numpy",
-)
-def down(rows, taken, first, spans, weights, ring, out):  # type: ignore[no-untyped-def]
+@_loop(_PIXELS, _INT, _INT, _FILTERS, _FILTERS, _PIXELS, _PIXELS)
+def vertical_pass(rows, taken, first, bounds, taps, ring, out):  # type: ignore[no-untyped-def]
     """Resample vertically: source rows ``taken`` on are ``rows``, result rows ``first`` on ``out``.
 
-    ``ring`` keeps source row r at r modulo its height, for the calls that follow.
+    ``ring`` is a ring buffer: source row r is kept at r modulo its height, for the calls that
+    follow.
     """
     length, size = 4 * ring.shape[1], ring.shape[0]
     total = np.empty(length, np.int32)
     sources, results = ring.view(np.uint8), out.view(np.uint8)
     i = 0
     for y in range(first, first + out.shape[0]):
-        while taken + i < spans[y, 0] + spans[y, 1]:
+        while taken + i < bounds[y, 0] + bounds[y, 1]:
             _copy(rows[i], ring[(taken + i) % size], 0)
             i += 1
         for j in range(length):
             total[j] = _I(HALF)
-        w = weights[y]
-        for k in range(0, spans[y, 1], 4):
-            at = spans[y, 0] + k
+        w = taps[y]
+        for k in range(0, bounds[y, 1], 4):
+            at = bounds[y, 0] + k
             w0, w1, w2, w3 = w[k], w[k + 1], w[k + 2], w[k + 3]
             r0, r1 = sources[at % size], sources[(at + 1) % size]
             r2, r3 = sources[(at + 2) % size], sources[(at + 3) % size]
@@ -133,7 +131,8 @@ def down(rows, taken, first, spans, weights, ring, out):  # type: ignore[no-unty
 
 @njit
 def _bfloat16(pixel, shift):  # type: ignore[no-untyped-def]
-    """Bits of float32 ``(2 x - 255) * (1 / 255)``, rounded to nearest, ties to even."""
+    """Bits of float32 ``(2 x - 255) * (1 / 255)``, rounded to nearest, ties to even, as torch does:
+    https://github.com/pytorch/pytorch/blob/v2.7.0/c10/util/BFloat16.h (round_to_nearest_even)."""
     byte = _I(_U(pixel >> shift) & _U(255))
     value = np.float32(_I(_I(byte + byte) - _I(255))) * _SCALE
     bits = np.float32(value).view(np.uint32)
@@ -142,8 +141,8 @@ def _bfloat16(pixel, shift):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _place(pairs, first, out):  # type: ignore[no-untyped-def]
-    """14 rows from ``first`` on, pixels in pairs, to ``out`` (w * 3, 196).
+def _pack_band(pairs, out):  # type: ignore[no-untyped-def]
+    """14 rows, pixels in pairs, to ``out`` (w * 3, 196).
 
     A patch's pixels are put in order first, so that values are written in order.
     """
@@ -151,7 +150,7 @@ def _place(pairs, first, out):  # type: ignore[no-untyped-def]
     pixels = ordered.view(np.uint32)
     for column in range(pairs.shape[1] // _PAIRS):
         for i in range(PATCH):
-            row = pairs[first + i, column * _PAIRS :]
+            row = pairs[i, column * _PAIRS :]
             for j in range(_PAIRS):
                 ordered[i * _PAIRS + j] = row[j]
         for channel in range(3):
@@ -160,22 +159,21 @@ def _place(pairs, first, out):  # type: ignore[no-untyped-def]
                 values[j] = _bfloat16(pixels[j], shift)
 
 
-@njit(types.void(_READ_PIXELS, _INT, _VALUES), nogil=True, error_model="numpy")
-def place_bands(rows, first, out):  # type: ignore[no-untyped-def]
-    """Whole bands of 14 rows to ``out[first]`` (w * 3, 196) and on."""
-    for band in range(rows.shape[0] // PATCH):
-        _place(rows.view(np.uint64), band * PATCH, out[first + band])
+@_loop(_READ_PIXELS, _INT, _INT, _PIXELS, _VALUES)
+def pack_patches(rows, top, left, band, out):  # type: ignore[no-untyped-def]
+    """Rows ``top`` on of an image, from its column ``left`` on, to ``out`` (h, w * 3, 196).
 
-
-@njit(types.void(_PIXELS, _INT, _INT, _PIXELS, _VALUES), nogil=True, error_model="numpy")
-def place(rows, top, left, band, out):  # type: ignore[no-untyped-def]
-    """Rows ``top`` on of a picture, from its column ``left`` on, to ``out`` (h, w * 3, 196).
-
-    They are gathered in ``band`` (14, w * 14), which is placed each time it is full.
+    Those that are no whole band are gathered in ``band`` (14, w * 14), packed when it is full.
     """
-    for n in range(rows.shape[0]):
+    n = 0
+    while n < rows.shape[0]:
         at = (top + n) // PATCH
         inside = top + n - at * PATCH
+        if inside == 0 and rows.shape[0] - n >= PATCH and rows.shape[1] == band.shape[1]:
+            _pack_band(rows[n : n + PATCH].view(np.uint64), out[at])
+            n += PATCH
+            continue
         _copy(rows[n], band[inside], left)
         if inside == PATCH - 1:
-            _place(band.view(np.uint64), 0, out[at])
+            _pack_band(band.view(np.uint64), out[at])
+        n += 1

@@ -1,43 +1,48 @@
-"""A picture to the patches that the vision tower reads.
+"""An image to the patches that the vision tower reads.
 
-**What goes in.** Any PIL image. Three things are done as vLLM's own loader does them, so that a
-picture gives the same patches as a data URL, a file or a PIL object, and once they are done a
-second time changes nothing:
+**What goes in.** Any PIL image. Three things are done as vLLM's own loader does them
+(https://github.com/vllm-project/vllm/blob/v0.29.0/vllm/multimodal/image.py), so that an image gives
+the same patches as a data URL, a file or a PIL object; a second time they change nothing:
 
 - EXIF orientation (tags 2 to 8) is applied before the size is looked at. A tag that cannot be read
-  leaves the picture as stored.
+  leaves the image as stored.
 - Transparency (RGBA, LA, PA, or a transparent colour of any other mode but RGB) is composited on
   white. Another background chosen with ``--media-io-kwargs`` has been applied by vLLM before.
 - Every other mode goes through Pillow's ``convert("RGB")``. Of an animation, the current frame
   (the first, unless the caller moved it) is taken.
 
+Size and pixels are those of the reference, `load_image` of
+https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/models/deepseek_v4/common/mm_preprocess.py
+
 **Size.** The size search works on the size with its width capped at ``max_wh_ratio`` times the
 height and its area raised to ``min_pixels``. If the block of that size exceeds the token budget,
 the largest size of about that ratio is solved for, with a budget lowered until the result fits.
 
-**Pixels.** Wide pictures are stretched, others are fitted and centred on grey, as Pillow does it
+**Pixels.** Wide images are stretched, others are fitted and centred on grey, as Pillow does it
 with its default filters: equal bits need equal Pillow versions. A channel has 256 values, and each
-of them rounds to the same bfloat16 as in the reference's ``(x / 255 - 0.5) / 0.5``: a test
-compares all 256. See pixels.py for how, and for `warm`, which makes it several times as fast.
+becomes the bfloat16 of ``(x / 255 - 0.5) / 0.5``. See pixels.py for how, and backend.py for what
+makes it several times as fast.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from PIL import ExifTags, Image, ImageOps
 
 from vision_exp.config import VisionConfig
+from vision_exp.image.backend import current_backend
 from vision_exp.image.pixels import patches_of, pillow_errors
 from vision_exp.layout import GROUP, core_length
 
 _WHITE = (255, 255, 255)
 
-#: Copies of the decoded picture that may exist at once, in bytes. An RGB picture of the largest
+#: Copies of the decoded image that may exist at once, in bytes. An RGB image of the largest
 #: size that Pillow opens (179 million pixels, 4 bytes each) still passes: it needs no second copy.
 MAX_WORKING_BYTES = 768 << 20
 
@@ -55,12 +60,14 @@ class ImagePatches:
 
 
 def image_to_patches(image: Image.Image, config: VisionConfig) -> ImagePatches:
-    """Transform one picture. Raises ValueError with the reason, whatever is wrong with it."""
+    """Transform one image. Raises ValueError with the reason, whatever is wrong with it."""
     rgb = to_rgb(image)
     height, width = vit_grid_for(rgb.width, rgb.height, config)
     stretch = rgb.width >= config.max_wh_ratio * rgb.height
     return ImagePatches(
-        patches=patches_of(rgb, (height, width), config.patch_size, stretch=stretch),
+        patches=patches_of(
+            rgb, (height, width), config.patch_size, current_backend(), stretch=stretch
+        ),
         vit_grid=(height, width),
         llm_grid=llm_grid_of((height, width), config),
     )
@@ -71,8 +78,8 @@ def images_to_patches(
 ) -> list[ImagePatches]:
     """image_to_patches of each, in order, on a few threads (nearly all work needs no GIL).
 
-    A picture that comes twice is transformed once: two threads cannot decode it at the same time.
-    Raises the ValueError of the first bad picture; its message begins with ``image INDEX: ``.
+    An image that comes twice is transformed once: two threads cannot decode it at the same time.
+    Raises the ValueError of the first bad image; its message begins with ``image INDEX: ``.
     """
 
     def one(item: tuple[int, Image.Image]) -> ImagePatches:
@@ -96,27 +103,23 @@ def images_to_patches(
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Upright RGB version of a picture (itself if it is one). Raises ValueError with the reason."""
+    """Upright RGB version of an image (itself if it is one). Raises ValueError with the reason."""
     if not isinstance(image, Image.Image):
         raise ValueError(f"expected a PIL image, got {type(image).__name__}")
     if not image.width or not image.height:
         raise ValueError(f"the picture is empty ({image.width}x{image.height})")
     with pillow_errors("decoded"):
-        see_through = image.mode != "RGB" and (
-            image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
-        )
-        copies = (image.mode != "RGB") + see_through
+        copies = (image.mode != "RGB") + _has_alpha(image)
         _check_size(image, copies)
         # Before its orientation is looked for: that decodes a PNG as well, and of a damaged one a
         # second decoding gives the part before the damage without a word.
         image.load()
-        if _orientation(image) in range(2, 9):
+        if _or_else(lambda: image.getexif().get(ExifTags.Base.Orientation), 1) in range(2, 9):
             _check_size(image, copies + 1)
-            image = _upright(image)
+            image = _or_else(lambda: ImageOps.exif_transpose(image), image)
         if image.mode == "RGB":
             return image
-        # Decoding may find the transparent colour only now.
-        if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        if not _has_alpha(image):  # decoding may have found the transparent colour only now
             return image.convert("RGB")
         layer = image if image.mode == "RGBA" else image.convert("RGBA")
         ground = Image.new("RGB", layer.size, _WHITE)
@@ -124,8 +127,24 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return ground
 
 
+def _has_alpha(image: Image.Image) -> bool:
+    """Whether any of the image may be transparent. Of RGB, a transparent colour does not count."""
+    marked = image.mode != "RGB" and "transparency" in image.info
+    return marked or image.mode in ("RGBA", "LA", "PA")
+
+
+def _or_else(read: Callable[[], Any], otherwise: Any) -> Any:
+    """What ``read`` gives; ``otherwise`` where Pillow fails, which vLLM's loader does not mind."""
+    try:
+        return read()
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  whatever is wrong with the orientation: as stored
+        return otherwise
+
+
 def vit_grid_for(width: int, height: int, config: VisionConfig) -> tuple[int, int]:
-    """Grid (h, w), in patches, of an upright picture of ``width`` x ``height`` pixels.
+    """Grid (h, w), in patches, of an upright image of ``width`` x ``height`` pixels.
 
     Its block fits ``max_n_token`` at every start position. Raises ValueError if none does.
     """
@@ -155,7 +174,8 @@ def llm_grid_of(vit_grid: tuple[int, int], config: VisionConfig) -> tuple[int, i
 
 def _solve(wide: float, high: float, budget: int, config: VisionConfig) -> tuple[int, int]:
     """Largest patch grid of about the ratio ``high / wide`` whose rows and newlines, START and
-    END take about ``budget`` tokens: ``h (w + 1) + 2 = budget`` solved for w, h an even number."""
+    END take about ``budget`` tokens: ``h (w + 1) + 2 = budget`` solved for w, h an even number
+    (the reference's `solve_resize_ratio`)."""
     ratio, cell = high / wide, config.downsample_ratio
     columns = math.sqrt((budget - 2) / ratio + 0.25) - 0.5
     rows = columns * ratio
@@ -171,26 +191,8 @@ def _solve(wide: float, high: float, budget: int, config: VisionConfig) -> tuple
     return math.floor(high * scale / patch), math.floor(wide * scale / patch)
 
 
-def _orientation(image: Image.Image) -> int:
-    try:
-        return image.getexif().get(ExifTags.Base.Orientation, 1)
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001  as vLLM's loader: an unreadable tag means as stored
-        return 1
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001  as vLLM's loader: the picture stays as stored
-        return image
-
-
 def _check_size(image: Image.Image, copies: int) -> None:
-    """Refuse a picture whose conversion would hold too many bytes at once."""
+    """Refuse an image whose conversion would hold too many bytes at once."""
     stored = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
     need = image.width * image.height * (stored + 4 * copies)
     if need > MAX_WORKING_BYTES:

@@ -1,14 +1,15 @@
 """Runs the tower over the images of a step, and merges rows into embeddings. No host sync.
 
-Where ranks share out images, the hosts tell each other before the rows are exchanged whether each
-of them has its share: one small message that overlaps with the device's work.
+Where each rank encodes a part of the images, the hosts tell each other before the rows are
+exchanged whether all have done theirs: one small message that overlaps with the device's work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
@@ -20,13 +21,22 @@ REQUIRES = (
     "vllm.distributed.parallel_state:get_tensor_model_parallel_rank",
     "vllm.distributed.parallel_state:get_tensor_model_parallel_world_size",
     "vllm.distributed.communication_op:tensor_model_parallel_all_gather(input_, dim)",
+    "vllm.model_executor.models.vision:get_load_balance_assignment(sizes, num_gpus)",
 )
+
+
+class Image(NamedTuple):
+    """Patches (n, 3, p, p), their grid and the number of rows that the aligner makes of them."""
+
+    patches: torch.Tensor
+    grid: tuple[int, int]
+    rows: int
 
 
 def encode_images(
     model: Any,
     *,
-    spread: bool,
+    data_parallel: bool,
     patches: torch.Tensor,
     vit_grid: torch.Tensor,
     llm_grid: torch.Tensor,
@@ -34,80 +44,62 @@ def encode_images(
 ) -> list[torch.Tensor]:
     """Aligner rows of each image, (h * w, hidden), in the order of its IMAGE tokens.
 
-    Grids are (images, 2) on the host. `spread`: each tensor-parallel rank encodes a share of the
-    images with its full copy of the tower, and all ranks get all rows.
+    Grids are (images, 2) on the host. `data_parallel`: each tensor-parallel rank encodes a part of
+    the images with its full copy of the tower, and all ranks get all rows.
     """
     grids = [(int(h), int(w)) for h, w in vit_grid.tolist()]
     counts = [h * w for h, w in llm_grid.tolist()]
     pieces = patches.split([h * w for h, w in grids])
-    rows = (_spread if spread else _run)(model, pieces, grids, counts)
+    images = [Image(*image) for image in zip(pieces, grids, counts, strict=True)]
+    rows = (_run_data_parallel if data_parallel else _run)(model, images)
     return [one.index_select(0, order) for one, order in zip(rows, perm.split(counts), strict=True)]
 
 
-def _run(
-    model: Any,
-    pieces: Sequence[torch.Tensor],
-    grids: Sequence[tuple[int, int]],
-    counts: Sequence[int],
-) -> list[torch.Tensor]:
+def _run(model: Any, images: Sequence[Image]) -> list[torch.Tensor]:
     """Raster-order rows of each image, all images packed into one pass."""
-    rows = model.vision(torch.cat(tuple(pieces)), grids)
-    return list(model.aligner(rows, grids).split(list(counts)))
+    grids = [image.grid for image in images]
+    rows = model.vision(torch.cat([image.patches for image in images]), grids)
+    return list(model.aligner(rows, grids).split([image.rows for image in images]))
 
 
-def shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Image numbers for each rank: largest first, each to the rank with the least work."""
-    loads = [0] * ranks
-    given: list[list[int]] = [[] for _ in range(ranks)]
-    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        rank = loads.index(min(loads))
-        given[rank].append(index)
-        loads[rank] += sizes[index]
-    return given
+def assign_images(sizes: list[int], ranks: int) -> list[list[int]]:
+    """Image numbers for each rank, by vLLM's balance: the same on every rank."""
+    from vllm.model_executor.models.vision import get_load_balance_assignment
+
+    order, counts, _loads = get_load_balance_assignment(sizes, ranks)
+    remaining = iter(order)
+    return [list(islice(remaining, count)) for count in counts]
 
 
-def _spread(
-    model: Any,
-    pieces: Sequence[torch.Tensor],
-    grids: Sequence[tuple[int, int]],
-    counts: Sequence[int],
-) -> list[torch.Tensor]:
+def _run_data_parallel(model: Any, images: Sequence[Image]) -> list[torch.Tensor]:
     from vllm.distributed import (
         get_tensor_model_parallel_rank,
         get_tensor_model_parallel_world_size,
         tensor_model_parallel_all_gather,
     )
 
-    sizes = [len(piece) for piece in pieces]
-    given = shares(sizes, get_tensor_model_parallel_world_size())
-    mine = given[get_tensor_model_parallel_rank()]
+    sizes = [len(image.patches) for image in images]
+    assigned = assign_images(sizes, get_tensor_model_parallel_world_size())
+    mine = [images[i] for i in assigned[get_tensor_model_parallel_rank()]]
     # Every rank contributes a block of the same height, padded below.
-    height = max(sum(counts[i] for i in share) for share in given)
-    hidden = model.config.hidden_size
-    block = model.image_start.new_zeros((height, hidden))
-    with _on_all_ranks():
+    height = max(sum(images[i].rows for i in numbers) for numbers in assigned)
+    block = model.image_start.new_zeros((height, model.config.hidden_size))
+    with raise_on_all_ranks():
         if mine:
-            rows = torch.cat(
-                _run(
-                    model,
-                    [pieces[i] for i in mine],
-                    [grids[i] for i in mine],
-                    [counts[i] for i in mine],
-                )
-            )
+            rows = torch.cat(_run(model, mine))
             block[: len(rows)] = rows
     gathered = tensor_model_parallel_all_gather(block, dim=0)
-    result: list[torch.Tensor] = [gathered] * len(pieces)
-    for rank, share in enumerate(given):
+    result: list[torch.Tensor] = [gathered] * len(images)
+    for rank, numbers in enumerate(assigned):
         start = rank * height
-        for index in share:
-            result[index] = gathered[start : start + counts[index]]
-            start += counts[index]
+        for index in numbers:
+            result[index] = gathered[start : start + images[index].rows]
+            start += images[index].rows
     return result
 
 
 @contextmanager
-def _on_all_ranks() -> Iterator[None]:
+def raise_on_all_ranks() -> Iterator[None]:
     """Raise on every tensor-parallel rank if the body fails on one: RuntimeError on the others.
 
     Otherwise a rank that fails would leave the others in the collective that follows.

@@ -1,7 +1,7 @@
 """The vision model: what a Vision-Exp instance of `DeepseekV4ForCausalLM` has beyond the stock one.
 
 `vision_class` makes a subclass of vLLM's class that keeps its name; only Vision-Exp configs get it.
-Text-only checkpoints keep vLLM's class, of which nothing but `__init__` is wrapped.
+Text-only checkpoints keep vLLM's class, of which nothing but `__init__` is wrapped (hooks.py).
 """
 
 from __future__ import annotations
@@ -14,104 +14,34 @@ from typing import Any
 import torch
 from torch import nn
 
-from vision_exp import evidence, patching
-from vision_exp.config import VisionConfigError, is_vision_exp, read_config
+from vision_exp.config import VisionConfigError, read_config
 from vision_exp.engine import context
-from vision_exp.install import activate
 from vision_exp.layout import PLACEHOLDER, SENTINEL_FIRST, TokenType, image_token_mask
-from vision_exp.model import ranks
 from vision_exp.model.encoder import encode_images, merge_rows
 from vision_exp.model.weights import load_weights
-from vision_exp.routing import support as routing
-from vision_exp.visibility import support as visibility
-
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = (
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.__init__(vllm_config, prefix)",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.embed_input_ids(input_ids)",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.load_weights(weights)",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.config",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.model",
-    "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MTP.embed_input_ids(input_ids)",
-    "vllm.distributed.parallel_state:get_pp_group",
-    "vllm.distributed.parallel_state:GroupCoordinator.is_first_rank",
-    "vllm.config.multimodal:MultiModalConfig.mm_encoder_tp_mode",
-    "vllm.model_executor.models.interfaces:"
-    "SupportsMultiModal._mark_tower_model(vllm_config, modalities)",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.supports_multimodal",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.supports_encoder_tp_data",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.requires_raw_input_tokens",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.get_placeholder_str(modality, i)",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.get_language_model",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.embed_multimodal(**)",
-    "vllm.model_executor.models.interfaces:"
-    "SupportsMultiModal.embed_input_ids(input_ids, multimodal_embeddings, is_multimodal)",
-    "vllm.multimodal:MULTIMODAL_REGISTRY",
-    "vllm.multimodal.registry:MultiModalRegistry.register_processor(processor, info, dummy_inputs)",
-)
 
 LEARNED = ("image_start", "image_pad", "image_newline", "image_end")
 
 
-def install_model(namespace: dict[str, Any]) -> None:
-    """Wrap the constructor in vLLM's patched nvidia/model.py, for models built directly too."""
-    patching.wrap(namespace["DeepseekV4ForCausalLM"], "__init__", _init)
-
-
-def install_draft(site: str, namespace: dict[str, Any]) -> None:
-    """Let the MTP draft take the keywords that speculators pass for a multimodal target."""
-    if site == "mtp":
-        patching.wrap(namespace["DeepSeekV4MTP"], "embed_input_ids", _draft_embed_input_ids)
-
-
-def _draft_embed_input_ids(
-    original: Any, self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any
-) -> torch.Tensor:
-    routing.refuse_embeddings(kwargs)
-    # The draft sees images through the target's hidden states, not through its own embeddings.
-    return original(self, input_ids)
-
-
-def _init(original: Any, self: Any, *, vllm_config: Any, prefix: str = "") -> None:
-    if not is_vision_exp(vllm_config.model_config.hf_config):
-        if isinstance(self, VisionExpMixin):
-            # vLLM caches the class by model path; this config was overridden to text-only.
-            object.__setattr__(self, "__class__", type(self).text_class)
-        original(self, vllm_config=vllm_config, prefix=prefix)
-        return
-    activate()
-    ranks.check()
-    text_class: Any = type(self)
-    object.__setattr__(self, "__class__", vision_class(text_class))
-    original(self, vllm_config=vllm_config, prefix=prefix)
-    _add_vision(self, vllm_config)
-    evidence.log_once(
-        "model",
-        vllm_config.model_config,
-        routing=routing.RULE,
-        visibility=visibility.describe(vllm_config),
-    )
-
-
-def _add_vision(model: Any, vllm_config: Any) -> None:
+def add_vision(model: Any, vllm_config: Any) -> None:
     """Build tower, aligner and learned vectors, unless this rank or configuration needs none."""
     from vllm.distributed import get_pp_group
 
-    from vision_exp.tower.modules import Aligner, VisionTower
+    from vision_exp.tower import Aligner, VisionTower
     from vision_exp.tower.parallel import VllmLinears
 
     config = read_config(vllm_config.model_config.hf_config)
     multimodal = vllm_config.model_config.multimodal_config
     if multimodal is None or multimodal.get_limit_per_prompt("image") == 0:
-        model.no_tower = "images are switched off"
+        model.tower_disabled_reason = "images are switched off"
         return
     if not get_pp_group().is_first_rank:
-        model.no_tower = "only the first pipeline rank embeds images"
+        model.tower_disabled_reason = "only the first pipeline rank embeds images"
         return
     if getattr(multimodal, "mm_encoder_only", False):
         raise VisionConfigError("--mm-encoder-only is not supported for this model")
-    model.spread_images = multimodal.mm_encoder_tp_mode == "data"
-    linears = VllmLinears.for_config(config, whole=model.spread_images)
+    model.data_parallel = multimodal.mm_encoder_tp_mode == "data"
+    linears = VllmLinears.for_config(config, data_parallel=model.data_parallel)
     with model._mark_tower_model(vllm_config, {"image"}):
         model.vision = VisionTower(config, linears)
         model.aligner = Aligner(config, linears)
@@ -146,7 +76,7 @@ def vision_class(text_class: type) -> type:
 
 
 class VisionExpMixin:
-    """Methods and flags of the vision class. Instances without a tower have `no_tower` set."""
+    """Methods and flags of the vision class. Without a tower, `tower_disabled_reason` is set."""
 
     supports_multimodal = True
     requires_raw_input_tokens = True  # routing needs the ids of image tokens
@@ -158,8 +88,8 @@ class VisionExpMixin:
     image_end: nn.Parameter
     image_newline: nn.Parameter
     image_pad: nn.Parameter
-    no_tower: str | None = None
-    spread_images: bool = False
+    tower_disabled_reason: str | None = None
+    data_parallel: bool = False
 
     @classmethod
     def get_placeholder_str(cls, modality: str, i: int) -> str | None:
@@ -178,7 +108,7 @@ class VisionExpMixin:
         Keywords as in processor.py: `patches` (n, 3, p, p), `vit_grid` and `llm_grid`
         (images, 2) on the host, `perm` (rows,). No host synchronisation.
         """
-        encode = partial(encode_images, self, spread=self.spread_images)
+        encode = partial(encode_images, self, data_parallel=self.data_parallel)
         failures = context.current().failures
         if failures is None:
             return encode(**kwargs)  # an error is fatal, as in stock vLLM
@@ -196,7 +126,7 @@ class VisionExpMixin:
         Without a data-dependent branch, shape or synchronisation.
         """
         embeds = super().embed_input_ids(input_ids)  # type: ignore[misc]
-        if self.no_tower is None:
+        if self.tower_disabled_reason is None:
             embeds = self._put_learned(embeds, input_ids)
         if multimodal_embeddings is None or len(multimodal_embeddings) == 0:
             return embeds
@@ -211,5 +141,5 @@ class VisionExpMixin:
         return torch.where(image_token_mask(input_ids).unsqueeze(-1), rows, embeds)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a checkpoint in any order; see weights.py for what has which home."""
+        """Load a checkpoint in any order; see weights.py for what goes where."""
         return load_weights(self, super().load_weights, weights)  # type: ignore[misc]

@@ -5,8 +5,8 @@ One set of classes for all releases. What differs between them is bridged in two
 `select_token_id`, whose callback differs inside).
 
 A placeholder becomes a block of tokens (see layout.py). Its leading pads depend on the position and
-are put in here, per request; everything that vLLM caches by the image's hash (patches, core of the
-block, tower rows) is the same at every position. Only IMAGE tokens are embeds.
+are put in here, per request; everything that vLLM caches by the image's hash (patches, block
+without pads, tower rows) is the same at every position. Only IMAGE tokens are embeds.
 """
 
 from __future__ import annotations
@@ -34,83 +34,24 @@ from vllm.multimodal.processing import (
 from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 
 from vision_exp import evidence
-from vision_exp.config import VisionConfig
-from vision_exp.image.pixels import warm
+from vision_exp.config import VisionConfig, read_config
+from vision_exp.image.backend import warm_up
 from vision_exp.image.transform import images_to_patches, vit_grid_for
 from vision_exp.layout import (
+    GROUP,
+    IMAGE_ID,
+    PAD_ID,
     PLACEHOLDER,
     PLACEHOLDER_ID,
     SENTINEL_FIRST,
     SENTINEL_LAST,
+    SENTINELS,
     Block,
-    TokenType,
     build_block,
     check_tokenizer,
     leading_pads,
 )
-from vision_exp.model.items import PictureParser, plain_pictures
-from vision_exp.model.registry import read_config
-
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = (
-    "vllm.exceptions:VLLMValidationError.__init__(message, parameter)",
-    "vllm.multimodal.inputs:MultiModalFieldConfig.batched(modality, keep_on_cpu)",
-    "vllm.multimodal.inputs:MultiModalFieldConfig.flat_from_sizes(modality, size_per_item)",
-    "vllm.multimodal.parse:ImageProcessorItems.get_all",
-    "vllm.multimodal.parse:MultiModalDataItems",
-    "vllm.multimodal.processing:BaseDummyInputsBuilder",
-    "vllm.multimodal.processing:BaseMultiModalProcessor",
-    "vllm.multimodal.processing:BaseProcessingInfo",
-    "vllm.multimodal.processing:ProcessorInputs",
-    "vllm.multimodal.processing:PromptReplacement",
-    "vllm.multimodal.processing:PromptUpdateDetails",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.allowed_mm_limits",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.ctx",
-    "vllm.multimodal.processing.context:"
-    "BaseProcessingInfo.get_mm_max_tokens_per_item(seq_len, mm_counts)",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.get_data_parser",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.get_supported_mm_limits",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.get_tokenizer",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.model_id",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.parse_mm_data(mm_data, validate)",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.validate_num_items(modality, num_items)",
-    "vllm.multimodal.processing.dummy_inputs:BaseDummyInputsBuilder.get_dummy_text(mm_counts)",
-    "vllm.multimodal.processing.dummy_inputs:"
-    "BaseDummyInputsBuilder.get_dummy_mm_data(seq_len, mm_counts, mm_options)",
-    "vllm.multimodal.processing.dummy_inputs:"
-    "BaseDummyInputsBuilder.get_dummy_processor_inputs(seq_len, mm_counts, mm_options)",
-    "vllm.multimodal.processing.dummy_inputs:"
-    "BaseDummyInputsBuilder._get_dummy_images(width, height, num_images, overrides)",
-    "vllm.multimodal.processing.inputs:ProcessorInputs.prompt",
-    "vllm.multimodal.processing.inputs:ProcessorInputs.mm_data_items",
-    "vllm.multimodal.processing.inputs:ProcessorInputs.mm_uuid_items",
-    "vllm.multimodal.processing.processor:BaseMultiModalProcessor.__init__(info, dummy_inputs)",
-    "vllm.multimodal.processing.processor:BaseMultiModalProcessor.apply(inputs)",
-    "vllm.multimodal.processing.processor:"
-    "BaseMultiModalProcessor._apply_hf_processor_main(mm_items)",
-    "vllm.multimodal.processing.processor:"
-    "BaseMultiModalProcessor._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)",
-    "vllm.multimodal.processing.processor:BaseMultiModalProcessor._get_prompt_updates("
-    "mm_items, hf_processor_mm_kwargs, out_mm_kwargs)",
-    "vllm.multimodal.processing.processor:"
-    "BaseMultiModalProcessor._apply_prompt_updates(token_ids, mm_prompt_updates)",
-    "vllm.multimodal.processing.processor:PromptReplacement.modality",
-    "vllm.multimodal.processing.processor:PromptReplacement.target",
-    "vllm.multimodal.processing.processor:PromptReplacement.replacement",
-    "vllm.multimodal.processing.processor:PromptUpdateDetails.full",
-    "vllm.multimodal.processing.processor:PromptUpdateDetails.select_token_id(seq, embed_token_id)",
-    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.modality",
-    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.item_idx",
-    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.start_idx",
-    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.tokens",
-    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.is_embed",
-)
-
-IMAGE_ID = SENTINEL_FIRST + TokenType.IMAGE
-PAD_ID = SENTINEL_FIRST + TokenType.PAD
-SENTINELS = frozenset(range(SENTINEL_FIRST, SENTINEL_LAST + 1))
-# A position at which a block needs no leading pads.
-ALIGNED = 3
+from vision_exp.model.items import ImageParser, normalize_images
 
 
 class VisionExpInfo(BaseProcessingInfo):
@@ -123,12 +64,12 @@ class VisionExpInfo(BaseProcessingInfo):
 
     @property
     def model_id(self) -> str:
-        # Part of every image's hash: the same picture gives other patches under another config.
+        # Part of every image's hash: the same image gives other patches under another config.
         digest = hashlib.sha256(repr(self.vision).encode()).hexdigest()[:16]
         return f"{super().model_id}#vision-exp:{digest}"
 
-    def get_data_parser(self) -> PictureParser:
-        return PictureParser()
+    def get_data_parser(self) -> ImageParser:
+        return ImageParser()
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """No limit of our own: --limit-mm-per-prompt is the only cap."""
@@ -165,15 +106,13 @@ class VisionExpDummyInputs(BaseDummyInputsBuilder[VisionExpInfo]):
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
     ) -> dict[str, Any]:
         width, height = most_patches_size(self.info.vision)
-        options = mm_options.get("image")
-        return {
-            "image": self._get_dummy_images(
-                width=width,
-                height=height,
-                num_images=mm_counts.get("image", 0),
-                overrides=options,
-            )
-        }
+        images = self._get_dummy_images(
+            width=width,
+            height=height,
+            num_images=mm_counts.get("image", 0),
+            overrides=mm_options.get("image"),
+        )
+        return {"image": images}
 
     def get_dummy_processor_inputs(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
@@ -213,7 +152,7 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
 
     def __init__(self, info: VisionExpInfo, dummy_inputs: Any, **kwargs: Any) -> None:
         super().__init__(info, dummy_inputs, **kwargs)
-        warm()  # now, at start-up: in a request it would cost seconds
+        warm_up()  # now, at start-up: in a request it would cost seconds
         evidence.log_once("processor", info.ctx.model_config)
 
     def apply(self, inputs: ProcessorInputs, *args: Any, **kwargs: Any) -> Any:
@@ -222,12 +161,12 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
         images = items.get("image")
         if images is not None:
             uuids = inputs.mm_uuid_items or {}
-            pictures = plain_pictures(images, uuids.get("image"), self.info.vision)
+            images = normalize_images(images, uuids.get("image"), self.info.vision)
             inputs = dataclasses.replace(
                 inputs,
-                mm_data_items=MultiModalDataItems({**items, "image": pictures}),
+                mm_data_items=MultiModalDataItems({**items, "image": images}),
                 # Without, vLLM up to 0.26 does not ask `get_item_for_hash`.
-                mm_uuid_items={**uuids, "image": pictures.uuids},
+                mm_uuid_items={**uuids, "image": images.uuids},
             )
         return super().apply(inputs, *args, **kwargs)
 
@@ -252,11 +191,11 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
             raise VLLMValidationError(str(error), parameter="image") from error
         return BatchFeature(
             {
-                "patches": _joined([one.patches for one in done]),
+                "patches": _concatenate([one.patches for one in done]),
                 "vit_grid": torch.tensor([one.vit_grid for one in done]),
                 "llm_grid": torch.tensor([one.llm_grid for one in done]),
                 # Copies: what vLLM does with one request's tensors must not reach the next one's.
-                "perm": _joined([core(*one.llm_grid).perm.clone() for one in done]),
+                "perm": _concatenate([unpadded_block(*one.llm_grid).perm.clone() for one in done]),
             }
         )
 
@@ -285,7 +224,7 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
 
         def block(index: int) -> PromptUpdateDetails:
             height, width = images[index]["llm_grid"].data.tolist()
-            return PromptUpdateDetails.select_token_id(core_ids(height, width), IMAGE_ID)
+            return PromptUpdateDetails.select_token_id(unpadded_ids(height, width), IMAGE_ID)
 
         return [PromptReplacement(modality="image", target=[PLACEHOLDER_ID], replacement=block)]
 
@@ -333,18 +272,18 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
         return out, {"image": blocks} if blocks else {}
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    # torch.cat copies a single tensor as well: 1.3 ms for the patches of a 1036x588 picture.
+def _concatenate(parts: list[torch.Tensor]) -> torch.Tensor:
+    # torch.cat copies a single tensor as well: 1.3 ms for the patches of a 1036x588 image.
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 @lru_cache(maxsize=256)
-def core(height: int, width: int) -> Block:
+def unpadded_block(height: int, width: int) -> Block:
     """The block of an LLM grid without leading pads, the same at every position. Do not modify."""
-    return build_block((height, width), ALIGNED)
+    return build_block((height, width), GROUP - 1)
 
 
 @lru_cache(maxsize=256)
-def core_ids(height: int, width: int) -> list[int]:
-    """Token ids of `core`, from START to END. Do not modify."""
-    return (core(height, width).types.int() + SENTINEL_FIRST).tolist()
+def unpadded_ids(height: int, width: int) -> list[int]:
+    """Token ids of `unpadded_block`, from START to END. Do not modify."""
+    return (unpadded_block(height, width).types.int() + SENTINEL_FIRST).tolist()

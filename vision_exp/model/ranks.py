@@ -10,13 +10,6 @@ from typing import Any
 
 from vision_exp import install
 
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = (
-    "vllm.distributed.parallel_state:get_tp_group",
-    "vllm.distributed.parallel_state:GroupCoordinator.cpu_group",
-    "vllm.distributed.parallel_state:GroupCoordinator.world_size",
-)
-
 
 class RankMismatchError(RuntimeError):
     """Ranks of one model were started with different code."""

@@ -1,6 +1,6 @@
-"""Homes for the tensors that a Vision-Exp checkpoint has beyond a text-only one.
+"""Where the tensors go that a Vision-Exp checkpoint has beyond a text-only one.
 
-| tensors | home |
+| tensors | parameter |
 |---|---|
 | `vision.*`, `aligner.*`, `image_{start,end,newline,pad}` | the parameter of that name |
 | `layers.N.ffn.gate.bias_vl` | `model.layers.N.ffn.gate.e_score_correction_bias_vl` |
@@ -21,15 +21,7 @@ from typing import Any
 
 import torch
 
-from vision_exp.config import VisionConfig
-from vision_exp.model.registry import read_config
-
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = (
-    "vllm.model_executor.model_loader.weight_utils:default_weight_loader(param, loaded_weight)",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4Model.layers",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.ffn",
-)
+from vision_exp.config import VisionConfig, read_config
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -44,14 +36,14 @@ _DTYPES = (torch.bfloat16, torch.float32)
 
 
 class WeightsError(RuntimeError):
-    """A tensor without a home, a parameter without a tensor, or a wrong shape or dtype."""
+    """A tensor without a parameter, a parameter without a tensor, or a wrong shape or dtype."""
 
 
 @dataclass(frozen=True)
-class Home:
-    """Where one checkpoint tensor goes: a parameter, and the shape that the whole tensor has."""
+class TargetParameter:
+    """The parameter that one checkpoint tensor goes to, and the shape that the whole tensor has."""
 
-    parameter_name: str
+    name: str
     parameter: torch.nn.Parameter
     shape: tuple[int, ...]
 
@@ -89,26 +81,28 @@ def tower_shapes(config: VisionConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def find_homes(model: Any) -> dict[str, Home]:
-    """Checkpoint name -> home, for what this rank holds.
+def map_targets(model: Any) -> dict[str, TargetParameter]:
+    """Checkpoint name -> target parameter, for what this rank holds.
 
     Raises WeightsError if the built modules have a parameter that no checkpoint tensor fills, or
     lack one.
     """
     parameters = dict(model.named_parameters())
-    homes: dict[str, Home] = {}
-    if model.no_tower is None:
+    targets: dict[str, TargetParameter] = {}
+    if model.tower_disabled_reason is None:
         built = {name for name in parameters if _TOWER.match(name)}
         shapes = tower_shapes(read_config(model.config))
         if built != shapes.keys():
             raise WeightsError(f"tower parameters differ: {_some(built ^ shapes.keys())}")
-        homes |= {name: Home(name, parameters[name], shape) for name, shape in shapes.items()}
+        targets |= {
+            name: TargetParameter(name, parameters[name], shape) for name, shape in shapes.items()
+        }
     experts = (model.config.n_routed_experts,)
     for name, parameter in parameters.items():
         layer = re.fullmatch(r"model\.(layers\.\d+\.ffn\.gate)\.e_score_correction_bias_vl", name)
         if layer:
-            homes[f"{layer[1]}.bias_vl"] = Home(name, parameter, experts)
-    return homes
+            targets[f"{layer[1]}.bias_vl"] = TargetParameter(name, parameter, experts)
+    return targets
 
 
 def load_weights(model: Any, stock: Callable[[Weights], set[str]], weights: Weights) -> set[str]:
@@ -118,48 +112,48 @@ def load_weights(model: Any, stock: Callable[[Weights], set[str]], weights: Weig
     WeightsError naming the tensor. Missing tensors are an error on the first load only: later
     ones may be partial updates.
     """
-    homes = find_homes(model)
+    targets = map_targets(model)
     loaded: set[str] = set(getattr(model, "vision_tensors_loaded", ()))
     dropped: dict[str, list[str]] = {}
 
     def rest() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
-            home = homes.get(name)
-            if home is not None:
-                _load(name, tensor, home)
+            target = targets.get(name)
+            if target is not None:
+                _load(name, tensor, target)
                 loaded.add(name)
             elif reason := _why_dropped(name, model):
                 dropped.setdefault(reason, []).append(name)
             elif _VISION_SIDE.match(name):
-                raise WeightsError(f"checkpoint tensor {name} has no home in this model")
+                raise WeightsError(f"checkpoint tensor {name} has no parameter in this model")
             else:
                 yield name, tensor
 
     names = set(stock(rest()))
     for reason, which in dropped.items():
         logger.info("[vision-exp] %d tensors not loaded (%s): %s", len(which), reason, _some(which))
-    missing = homes.keys() - loaded
+    missing = targets.keys() - loaded
     if missing and not hasattr(model, "vision_tensors_loaded"):
         raise WeightsError(f"the checkpoint lacks {len(missing)} tensors: {_some(missing)}")
     model.vision_tensors_loaded = frozenset(loaded)
-    return names | {homes[name].parameter_name for name in loaded}
+    return names | {targets[name].name for name in loaded}
 
 
-def _load(name: str, tensor: torch.Tensor, home: Home) -> None:
+def _load(name: str, tensor: torch.Tensor, target: TargetParameter) -> None:
     from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-    if tuple(tensor.shape) != home.shape:
-        raise WeightsError(f"{name} has shape {tuple(tensor.shape)}, expected {home.shape}")
+    if tuple(tensor.shape) != target.shape:
+        raise WeightsError(f"{name} has shape {tuple(tensor.shape)}, expected {target.shape}")
     if tensor.dtype not in _DTYPES:
         raise WeightsError(f"{name} has dtype {tensor.dtype}, expected one of {_DTYPES}")
-    loader = getattr(home.parameter, "weight_loader", default_weight_loader)
-    loader(home.parameter, tensor)
+    loader = getattr(target.parameter, "weight_loader", default_weight_loader)
+    loader(target.parameter, tensor)
 
 
 def _why_dropped(name: str, model: Any) -> str | None:
     """The listed reason for not loading a tensor of this name here, or None."""
-    if model.no_tower is not None and _TOWER.match(name):
-        return model.no_tower
+    if model.tower_disabled_reason is not None and _TOWER.match(name):
+        return model.tower_disabled_reason
     if (bias := _BIAS.match(name)) and int(bias[1]) < model.config.num_hash_layers:
         return "hash layers route without a bias"
     if bias := _BIAS_VL.match(name):

@@ -1,61 +1,102 @@
-"""Full attention inside each picture on a GPU: vLLM's FlashAttention, else torch's own."""
+"""Full attention inside each image on a GPU: vLLM's FlashAttention, else torch's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from itertools import accumulate
 
 import torch
 from torch.nn import functional as F
 
-from vision_exp.tower import flash
-from vision_exp.tower.device import flash_version, on_device
-
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = ("vllm.v1.attention.backends.fa_utils:flash_attn_varlen_func",)
+REQUIRES = (
+    "vllm.v1.attention.backends.fa_utils:flash_attn_varlen_func",
+    "vllm.v1.attention.backends.fa_utils:get_flash_attn_version",
+)
 
-#: qkv (n, 3, heads, d) and the rows of each picture, to (n, heads * d).
-Attend = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
+#: qkv (n, 3, heads, d) of packed images and the rows of each, to (n, heads * d).
+AttendPacked = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
+#: qkv (n, 3, heads, d) to (n, heads * d).
+Attend = Callable[[torch.Tensor], torch.Tensor]
+#: cu_seqlens_k [0, length] of one image in n rows, int32 on the device, to the attention of all
+#: blocks. Rows from `length` on are nobody's keys.
+ImageAttention = Callable[[torch.Tensor], Attend]
 
 
-def best() -> Attend:
-    """Attention of packed pictures: vLLM's FlashAttention where it is there, else torch's own."""
-    version = flash_version()
-    if version is None:
-        return by_torch
+@cache
+def flash_version() -> int | None:
+    """Version of vLLM's FlashAttention for this GPU; None if there is none."""
+    try:
+        from vllm.v1.attention.backends.fa_utils import (
+            flash_attn_varlen_func,  # noqa: F401  (missing where there is none)
+            get_flash_attn_version,
+        )
+    except ImportError:
+        return None
+    version: int | None = get_flash_attn_version()
+    return version
+
+
+@lru_cache(maxsize=128)
+def on_device(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Int32 numbers on the device, copied there once and without waiting. Not to be written."""
+    host = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
+
+
+def cu_seqlens(seqlens: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Row numbers at which the images begin, and the end: int32 (images + 1,)."""
+    return on_device((0, *accumulate(seqlens)), device)
+
+
+def flash(
+    qkv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlens: tuple[int, int],
+    rows: int | None = None,
+    **options: torch.Tensor,
+) -> torch.Tensor:
+    """FlashAttention of packed qkv (n, 3, heads, d), of all rows or the first ones, over all keys.
+
+    ``max_seqlens`` of queries and of keys.
+    """
     from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
 
-    def flash_attention(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        edges = _edges(lengths, qkv.device)
-        if len(lengths) == 1:
-            return flash.for_one(lengths[0], qkv.shape[2], qkv.device)(edges)(qkv)
-        q, k, v = qkv.unbind(1)
-        out = flash_attn_varlen_func(
-            q=q,
-            k=k,
-            v=v,
-            cu_seqlens_q=edges,
-            cu_seqlens_k=edges,
-            max_seqlen_q=max(lengths),
-            max_seqlen_k=max(lengths),
-            causal=False,
-            fa_version=version,
-            num_splits=1,  # its own choice splits small pictures and takes half as long again
-        )
-        return out.flatten(1)
-
-    return flash_attention
+    q, k, v = qkv.unbind(1)
+    out: torch.Tensor = flash_attn_varlen_func(
+        q=q[:rows],
+        k=k,
+        v=v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlens[0],
+        max_seqlen_k=max_seqlens[1],
+        causal=False,
+        fa_version=flash_version(),
+        num_splits=1,  # its own choice splits small images and takes half as long again
+        **options,
+    )
+    return out
 
 
-def _edges(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Row numbers at which the pictures begin, and the end: int32 (pictures + 1,)."""
-    return on_device((0, *accumulate(lengths)), device)
+def flash_packed(qkv: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
+    """Full attention inside each image: (n, 3, heads, d) to (n, heads * d)."""
+    cu, longest = cu_seqlens(seqlens, qkv.device), max(seqlens)
+    return flash(qkv, cu, cu, (longest, longest)).flatten(1)
 
 
-def by_torch(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """Full attention inside each picture: (n, 3, heads, d) to (n, heads * d)."""
+def flash_image(rows: int, heads: int, device: torch.device) -> ImageAttention:
+    """Attention of one image of at most ``rows`` rows, all of which are computed."""
+    queries = cu_seqlens((rows,), device)
+    return lambda keys: lambda qkv: flash(qkv, queries, keys, (rows, rows)).flatten(1)
+
+
+def torch_packed(qkv: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
+    """Full attention inside each image: (n, 3, heads, d) to (n, heads * d)."""
     parts = []
-    for rows in qkv.split(list(lengths)):
+    for rows in qkv.split(list(seqlens)):
         q, k, v = rows.permute(1, 2, 0, 3)[:, None].unbind(0)  # (1, heads, n, d)
         parts.append(F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,69 +1,63 @@
 """The tower's blocks on a GPU with few, large launches: eight or nine per block, not about thirty.
 
 What surrounds matrix products and attention is bound by memory and launches, so it is fused by
-hand: residual sum with the norm that follows it, the rotary turn of q and k in place, SwiGLU.
+hand: residual sum with the norm that follows it, rotary embedding of q and k in place, SwiGLU.
 Nothing is specialised for a number of rows: the kernels compile once, in the profile run at
-start-up, and no request waits for a compiler. What launching them still costs a single picture,
-tower_graphs.py saves.
+start-up, and no request waits for a compiler. What launching them still costs a single image,
+graphs.py saves.
 
-Every intermediate is rounded where tower.py rounds it, so both paths compute the same function;
-only gate and up stay wide where their product applies SwiGLU itself (tower_swiglu.py), and what an
-MLP adds to the rows until it is added.
+Every intermediate is rounded where tower.py rounds it, so both compute the same function; only gate
+and up stay wide where their product applies SwiGLU itself, and what an MLP adds to the rows until
+it is added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import nn
 from torch.nn import functional as F
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from vision_exp.tower import attention
-from vision_exp.tower import swiglu as tower_swiglu
-from vision_exp.tower.device import on_hopper
-
-NORM_EPS = 1e-6
+from vision_exp.tower.attention import Attend
+from vision_exp.tower.backends import Backend
 
 
-def usable(x: torch.Tensor) -> bool:
-    """Whether the fused blocks can run on ``x`` (n, dim)."""
-    return x.is_cuda and x.dtype == torch.bfloat16 and x.shape[1].bit_count() == 1
+def supports(tower: Any) -> bool:
+    """Whether the fused blocks can run this tower."""
+    dtype, dim = tower.patch_embed.proj.weight.dtype, tower.config.dim
+    return dtype == torch.bfloat16 and dim.bit_count() == 1
 
 
 def run_blocks(
-    blocks: Sequence[Any],
-    last_norm: nn.Module,
+    tower: Any,
     x: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    lengths: Sequence[int],
-    attend: attention.Attend | None = None,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    attend: Attend,
+    backend: Backend,
 ) -> torch.Tensor:
     """All blocks and the final norm over packed rows ``x`` (n, dim), which are overwritten.
 
-    ``cos``, ``sin``: float32 (n, head_dim / 2). ``lengths``: rows of each picture.
-    Sharded layers work as in tower.py: widths are read off what the layers return.
+    ``rope``: cos and sin, float32 (n, head_dim / 2) each. Sharded layers work as in tower.py:
+    widths are read off what the layers return.
     """
-    attend = attend or attention.best()
-    product = tower_swiglu.best(x.device)
-    norms = [block.norm1 for block in blocks[1:]] + [last_norm]
-    normed = add_norm(x, None, blocks[0].norm1.weight)
-    for block, after in zip(blocks, norms, strict=True):
+    blocks, gated_linear, pdl = list(tower.blocks), backend.gated_linear, backend.pdl
+    next_norms = [block.norm1 for block in blocks[1:]] + [tower.norm]
+    normed = add_norm(x, None, blocks[0].norm1, pdl)
+    for block, next_norm in zip(blocks, next_norms, strict=True):
         qkv = block.attn.wqkv(normed).unflatten(-1, (3, block.attn.n_heads, -1))
-        turn_(qkv, cos, sin)
-        normed = add_norm(x, block.attn.wo(attend(qkv, lengths)), block.norm2.weight)
-        hidden = product(normed, block.mlp.w1.weight) if product else swiglu(block.mlp.w1(normed))
+        apply_rotary_(qkv, *rope, pdl)
+        normed = add_norm(x, block.attn.wo(attend(qkv)), block.norm2, pdl)
+        w1, w2 = block.mlp.w1, block.mlp.w2
+        hidden = gated_linear(normed, w1.weight) if gated_linear else swiglu(w1(normed))
         if block.sharded:
-            normed = add_norm(x, block.mlp.w2(hidden), after.weight)
+            normed = add_norm(x, w2(hidden), next_norm, pdl)
         else:
             # With no sum over ranks between, the product itself adds to the rows: 43 to 80
             # microseconds less for the tower at 3,312 rows (H200).
-            normed = add_norm(x.addmm_(hidden, block.mlp.w2.weight.t()), None, after.weight)
+            normed = add_norm(x.addmm_(hidden, w2.weight.t()), None, next_norm, pdl)
     return normed
 
 
@@ -86,10 +80,12 @@ def embed(patches: torch.Tensor, proj: Any) -> torch.Tensor:
 
 
 @triton.jit
-def _wait_for_inputs(EARLY: tl.constexpr):
+def _wait_for_inputs(PDL: tl.constexpr):
     """With programmatic dependent launch a kernel starts while the one before it ends: what that
-    one writes may be read only after this."""
-    if EARLY:
+    one writes may be read only after this. See
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
+    """
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
 
@@ -104,12 +100,12 @@ def _add_norm_kernel(
     eps,
     WIDTH: tl.constexpr,
     ADD: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * WIDTH
     columns = tl.arange(0, WIDTH)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
-    _wait_for_inputs(EARLY)
+    _wait_for_inputs(PDL)
     x = tl.load(x_ptr + row + columns).to(tl.float32)
     if ADD:
         x += tl.load(other_ptr + row + columns).to(tl.float32)
@@ -120,26 +116,29 @@ def _add_norm_kernel(
     tl.store(out_ptr + row + columns, (weight * (x * scale)).to(out_ptr.dtype.element_ty))
 
 
-def add_norm(x: torch.Tensor, other: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-    """RMSNorm of ``x + other``; the sum is left in ``x``. Rows (n, dim), dim a power of two."""
+def add_norm(x: torch.Tensor, other: torch.Tensor | None, norm: Any, pdl: bool) -> torch.Tensor:
+    """RMSNorm of ``x + other`` as by tower.RMSNorm ``norm``; the sum is left in ``x``.
+
+    Rows (n, dim), dim a power of two.
+    """
     out = torch.empty_like(x)
     rows, width = x.shape
     _add_norm_kernel[(rows,)](
         x,
         x if other is None else other,
-        weight,
+        norm.weight,
         out,
-        NORM_EPS,
+        norm.eps,
         WIDTH=width,
         ADD=other is not None,
         num_warps=4,
-        **_early(x),
+        **_launch_options(pdl),
     )
     return out
 
 
 @triton.jit
-def _turn_kernel(
+def _apply_rotary_kernel(
     qkv_ptr,
     cos_ptr,
     sin_ptr,
@@ -147,7 +146,7 @@ def _turn_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     SIZE: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, SIZE)[:, None]
@@ -155,7 +154,7 @@ def _turn_kernel(
     # q and k lie one after the other: 2 * HEADS heads of 2 * HALF values.
     inside = (head < 2 * HEADS) & (pair >= 0)
     first_ptr = qkv_ptr + row * STRIDE + head * (2 * HALF) + pair
-    _wait_for_inputs(EARLY)
+    _wait_for_inputs(PDL)
     cos = tl.load(cos_ptr + row * HALF + pair)
     sin = tl.load(sin_ptr + row * HALF + pair)
     first = tl.load(first_ptr, mask=inside, other=0.0).to(tl.float32)
@@ -165,10 +164,10 @@ def _turn_kernel(
     tl.store(first_ptr + HALF, (second * cos + first * sin).to(kind), mask=inside)
 
 
-def turn_(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Turns q and k of (n, 3, heads, head_dim) in place; pair i is (i, i + head_dim / 2)."""
+def apply_rotary_(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pdl: bool) -> None:
+    """Rotary embedding of q and k of (n, 3, heads, head_dim) in place, as by tower.apply_rotary."""
     rows, _, heads, dim = qkv.shape
-    _turn_kernel[(rows,)](
+    _apply_rotary_kernel[(rows,)](
         qkv,
         cos,
         sin,
@@ -177,13 +176,13 @@ def turn_(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         HALF=dim // 2,
         SIZE=triton.next_power_of_2(2 * heads),
         num_warps=4,
-        **_early(qkv),
+        **_launch_options(pdl),
     )
 
 
-def _early(x: torch.Tensor) -> dict[str, bool]:
-    """Programmatic dependent launch where it has been tried."""
-    return {"EARLY": True, "launch_pdl": True} if on_hopper(x.device) else {"EARLY": False}
+def _launch_options(pdl: bool) -> dict[str, bool]:
+    # Triton for other GPUs may not know `launch_pdl`.
+    return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
 
 
 @triton.jit
@@ -207,28 +206,29 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _spread_kernel(
-    axis_ptr, width_ptr, out_ptr, rows, places, SIZE: tl.constexpr, ROWS: tl.constexpr
+def _expand_rope_table_kernel(
+    axis_ptr, width_ptr, out_ptr, rows, positions, SIZE: tl.constexpr, ROWS: tl.constexpr
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, SIZE)[None, :]
     inside = (row < rows) & (column >= 0)
     width = tl.load(width_ptr)
-    # Rows behind the picture's last lie below the table; nobody reads what they get.
-    down = tl.minimum(row // width, places - 1)
+    # Rows behind the image's last lie below the table; nobody reads what they get.
+    down = tl.minimum(row // width, positions - 1)
     out = out_ptr + row * 2 * SIZE + column
     tl.store(out, tl.load(axis_ptr + down * SIZE + column, mask=inside), mask=inside)
     right = row % width
     tl.store(out + SIZE, tl.load(axis_ptr + right * SIZE + column, mask=inside), mask=inside)
 
 
-def spread(axis: torch.Tensor, width: torch.Tensor, rows: int) -> torch.Tensor:
-    """Axis table (places, k) to (rows, 2 k) for patches of one picture, row by row.
+def expand_rope_table(axis: torch.Tensor, width: torch.Tensor, rows: int) -> torch.Tensor:
+    """Axis table (positions, k) to (rows, 2 k) for patches of one image, row by row.
 
     A patch's row entry, then its column entry. ``width``: columns of the grid, int32 (1,), read on
     the device. k is a power of two.
     """
-    places, size = axis.shape
+    positions, size = axis.shape
     out = axis.new_empty((rows, 2 * size))
-    _spread_kernel[(triton.cdiv(rows, 32),)](axis, width, out, rows, places, SIZE=size, ROWS=32)
+    grid = (triton.cdiv(rows, 32),)
+    _expand_rope_table_kernel[grid](axis, width, out, rows, positions, SIZE=size, ROWS=32)
     return out

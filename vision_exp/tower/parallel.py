@@ -1,14 +1,15 @@
-"""The vision modules' linear layers from vLLM, shared by tensor-parallel ranks or whole on each.
+"""The vision modules' linear layers from vLLM, sharded over tensor-parallel ranks or replicated.
 
-Shared: a rank holds its heads and its part of the inner widths, and two sums over the ranks close
-each block. Whole on each rank: under ``--mm-encoder-tp-mode data``, where ranks take images instead
-of heads, and where a width cannot be divided by the number of ranks.
+Sharded: a rank holds its heads and its part of the inner widths, and two sums over the ranks close
+each block. Replicated: under ``--mm-encoder-tp-mode data``, where ranks take images instead of
+heads, and where a width cannot be divided by the number of ranks.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from vllm.distributed import get_tensor_model_parallel_world_size
@@ -21,6 +22,7 @@ from vllm.model_executor.layers.linear import (
 )
 
 from vision_exp.config import VisionConfig
+from vision_exp.tower.linears import Linears
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
@@ -41,60 +43,43 @@ logger = logging.getLogger("vllm.vision_exp")
 
 
 @dataclass(frozen=True)
-class VllmLinears:
-    """See linears.py. ``tp_size`` is vLLM's tensor-parallel size, or 1 for whole layers."""
-
-    tp_size: int
+class VllmLinears(Linears):
+    """vLLM's layers; ``tp_size`` is its tensor-parallel size, or 1 for replicated layers."""
 
     @classmethod
-    def for_config(cls, config: VisionConfig, *, whole: bool) -> VllmLinears:
-        """``whole``: every rank gets all weights, as ``--mm-encoder-tp-mode data`` asks."""
+    def for_config(cls, config: VisionConfig, *, data_parallel: bool) -> VllmLinears:
+        """``data_parallel``: every rank gets all weights, as ``--mm-encoder-tp-mode data`` asks."""
         ranks = get_tensor_model_parallel_world_size()
         widths = (config.n_heads, config.inter_dim, config.hidden_size)
-        if not whole and any(width % ranks for width in widths):
+        if data_parallel:
+            return cls(tp_size=1)
+        if any(width % ranks for width in widths):
             logger.warning(
                 "[vision-exp] %d tensor-parallel ranks cannot share a tower of %d heads, "
                 "inner width %d and output width %d: each rank holds all of it",
                 ranks,
                 *widths,
             )
-            whole = True
-        return cls(tp_size=1 if whole else ranks)
+            return cls(tp_size=1)
+        return cls(tp_size=ranks)
 
     def replicated(self, n_in: int, n_out: int, *, bias: bool, prefix: str) -> nn.Module:
         return ReplicatedLinear(n_in, n_out, bias=bias, prefix=prefix, return_bias=False)
 
     def column(self, n_in: int, n_out: int, *, bias: bool, prefix: str) -> nn.Module:
-        return ColumnParallelLinear(
-            n_in, n_out, bias=bias, prefix=prefix, return_bias=False, disable_tp=self._whole
-        )
+        return ColumnParallelLinear(n_in, n_out, bias=bias, prefix=prefix, **self._options)
 
     def row(self, n_in: int, n_out: int, *, bias: bool, prefix: str) -> nn.Module:
-        return RowParallelLinear(
-            n_in, n_out, bias=bias, prefix=prefix, return_bias=False, disable_tp=self._whole
-        )
+        return RowParallelLinear(n_in, n_out, bias=bias, prefix=prefix, **self._options)
 
     def qkv(self, dim: int, head_dim: int, n_heads: int, *, prefix: str) -> nn.Module:
-        return QKVParallelLinear(
-            dim,
-            head_dim,
-            n_heads,
-            bias=True,
-            prefix=prefix,
-            return_bias=False,
-            disable_tp=self._whole,
-        )
+        return QKVParallelLinear(dim, head_dim, n_heads, bias=True, prefix=prefix, **self._options)
 
     def gate_up(self, n_in: int, n_out: int, *, prefix: str) -> nn.Module:
         return MergedColumnParallelLinear(
-            n_in,
-            [n_out, n_out],
-            bias=False,
-            prefix=prefix,
-            return_bias=False,
-            disable_tp=self._whole,
+            n_in, [n_out, n_out], bias=False, prefix=prefix, **self._options
         )
 
     @property
-    def _whole(self) -> bool:
-        return self.tp_size == 1
+    def _options(self) -> dict[str, Any]:
+        return {"return_bias": False, "disable_tp": self.tp_size == 1}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 import sys
 from typing import Any
 
+from vision_exp.settings import REQUIRE_VISIBILITY
 from vision_exp.visibility import spans
 
-REQUIRE_VARIABLE = "VISION_EXP_REQUIRE_VISIBILITY"
 BIDIRECTIONAL = "bidirectional"
 SWA = "vllm.v1.attention.backends.mla.sparse_swa"
 FLASHMLA = "vllm.models.deepseek_v4.nvidia.flashmla"
@@ -29,10 +28,10 @@ def describe(vllm_config: Any) -> str:
     reason = _reason(vllm_config)
     if reason is None:
         return BIDIRECTIONAL
-    if os.environ.get(REQUIRE_VARIABLE, "0") not in ("", "0"):
+    if REQUIRE_VISIBILITY.is_on():
         raise RuntimeError(
             f"[vision-exp] image tokens would not see each other ({reason}) and "
-            f"{REQUIRE_VARIABLE}=1 forbids to start without"
+            f"{REQUIRE_VISIBILITY.name}=1 forbids to start without"
         )
     return f"causal reason={reason}"
 

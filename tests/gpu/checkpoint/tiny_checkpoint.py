@@ -1,6 +1,6 @@
 """Writes a small, valid Vision-Exp checkpoint: real names, widths and dtypes, few layers, experts.
 
-    python tests/gpu/tiny_checkpoint.py FOLDER [--seed N] [--text-only] [--vision-layers N]
+    python tiny_checkpoint.py FOLDER [--seed N] [--text-only] [--vision-layers N]
 
 Random weights, the same for the same seed on any machine. A text-only checkpoint of the same seed
 has the same language model: its tensors are the vision checkpoint's without what vision adds.

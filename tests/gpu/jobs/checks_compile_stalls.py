@@ -51,13 +51,13 @@ def stalls(engine: Engine) -> tuple[bool, str]:
     for turn in range(2):  # what the prompts' length takes the first time
         timed(engine, Ask(text_ids(TOTAL, 99 + turn)))
         timed(engine, prompt((1036, 588), 4000 + turn))
-    graphs = engine.model.vision._graphs
-    before = (len(graphs.buckets) if graphs else 0, graph_bytes())
+    graphs = engine.model.vision._graphs or ()
+    before = (len(graphs), graph_bytes())
     first, later = [], []
     for index, size in enumerate(NEW):
         first.append(timed(engine, prompt(size, 4100 + index)))
         later += [timed(engine, prompt(size, 4200 + 10 * index + turn)) for turn in range(LATER)]
-    after = (len(graphs.buckets) if graphs else 0, graph_bytes())
+    after = (len(graphs), graph_bytes())
     return judge_stalls(first, later, before, after)
 
 

@@ -24,7 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpu.jobs.checks_reference import asks, twins
 from gpu.lib.answers import PROBED, Answer, load_answers, save_answers
 from gpu.lib.controls import beside, grouped, taken
-from gpu.lib.loading import UNUSED, hash_biases, judge_loading, names_in, watched_loading
+from gpu.lib.loading import (
+    hash_biases,
+    judge_loading,
+    names_in,
+    unused_by_draft,
+    watched_loading,
+)
 from gpu.lib.rig import Engine, Report, Row, replaced
 
 #: Numbers of drafted tokens in the order in which they are tried: multiples of the three draft
@@ -45,7 +51,10 @@ def draft(folder: str, out: str, report_path: str) -> int:
     with watched_loading() as loads:
         engine, k = start(folder)
     report.add("DSpark: drafted tokens a step", None, f"k={k}")
-    names, homeless = names_in(Path(folder)), UNUSED | hash_biases(Path(folder))
+    import vllm.models.deepseek_v4.nvidia.dspark as dspark
+
+    unused = unused_by_draft(Path(dspark.__file__).read_text())
+    names, homeless = names_in(Path(folder)), unused | hash_biases(Path(folder))
     report.run("DSpark: all tensors are loaded", lambda: judge_loading(names, loads, homeless))
     report.run("DSpark: draft layers hold bias_vl", lambda: draft_bias(engine))
     answers: dict[str, Answer] = {}

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpu.jobs.checks_draft import TRIED
 from gpu.lib.answers import Answer, answer_of
 from gpu.lib.capture import row_error
-from gpu.lib.rig import SQUARE, WIDE, Ask, Report, picture, text_ids, with_images
+from gpu.lib.rig import SQUARE, WIDE, Ask, Report, picture, skip_warmup, text_ids, with_images
 
 REPEATS = 6
 MODES: dict[str, dict[str, Any]] = {
@@ -108,7 +108,7 @@ def run(mode: str, model: str, out: str) -> int:
     import vllm.model_executor.warmup.kernel_warmup as warmup
     from vllm import SamplingParams
 
-    warmup._warmup_ll_bf16_router_gemm = lambda: None
+    warmup._warmup_ll_bf16_router_gemm = skip_warmup
     llm = start(model, mode)
     ranks = llm.collective_rpc(record)
     params = SamplingParams(temperature=0, max_tokens=8, logprobs=20, ignore_eos=True)

@@ -7,6 +7,7 @@ checks_two_serve.py differ MODEL REPORT.json LOGS OTHER_TREE OTHER_OVERLAY
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -24,7 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpu.jobs.checks_server import SERVE, URL, data_url, healthy, message, server
 from gpu.lib.rig import SQUARE, WIDE, Report
 
-from vision_exp.validate_client import Client
+# From this folder: the validator is no part of the overlay.
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from vision_exp.validate.client import Client
 
 SOAK_SECONDS, CLIENTS = 180, 8
 #: Pictures of each size: more than the encoder cache holds, so that the tower works on.
@@ -75,7 +79,8 @@ def clients(seconds: float) -> tuple[bool, str]:
             shown = sum(part.startswith("data:") for part in parts)
             try:
                 salt = uuid.uuid4().hex
-                answer = client.ask(message(*parts)[0]["content"], max_tokens=8, salt=salt)
+                asked = client.ask(message(*parts)[0]["content"], max_tokens=8, salt=salt)
+                answer = asyncio.run(asked)
             except Exception as error:  # noqa: BLE001 - reported, with what was answered before
                 return count, pictures, f"client {index}: {type(error).__name__}: {error}"[:300]
             if answer.prompt_tokens < 100 * shown:
@@ -95,7 +100,7 @@ def clients(seconds: float) -> tuple[bool, str]:
 
 
 def afterwards(log: Path) -> tuple[bool, str]:
-    answer = Client(URL, "tiny").ask(message("Hello.")[0]["content"], max_tokens=8)
+    answer = asyncio.run(Client(URL, "tiny").ask(message("Hello.")[0]["content"], max_tokens=8))
     words = log.read_text(errors="replace")
     lines = [line for line in words.splitlines() if re.search(TROUBLE, line)]
     detail = f"healthy: {healthy()}, a text answer of {len(answer.tokens)} tokens"

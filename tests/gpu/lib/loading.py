@@ -118,6 +118,15 @@ def hash_biases(folder: Path) -> dict[str, str]:
     return {rf"layers\.({layers})\.ffn\.gate\.bias": "hash layers route without a bias"}
 
 
-#: What a target leaves to its draft, and what vLLM's draft leaves out.
+#: What a target leaves to its draft.
 DRAFTS = {r"mtp\..*": "the drafts' own"}
-UNUSED = {r"mtp\.\d+\.confidence_head\..*": "vLLM drafts without the confidence head"}
+#: What vLLM's DSpark draft leaves out before 0.28.
+_CONFIDENCE = {r"mtp\.\d+\.confidence_head\..*": "vLLM drafts without the confidence head"}
+
+
+def unused_by_draft(dspark: str) -> dict[str, str]:
+    """What the draft drops of a checkpoint, by the source text of vLLM's ``dspark.py``.
+
+    Asked of the source and not of the loaded draft: that removes a head for which it got no tensor.
+    """
+    return {} if "DSparkConfidenceHead(" in dspark else _CONFIDENCE

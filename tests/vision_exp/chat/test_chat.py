@@ -1,7 +1,6 @@
 """Chat messages, prompts and status codes on every release: one child process for each.
 
-The checks are the functions `check_*` of in_vllm/checks_*.py, checks_http.py and
-offline_checks.py.
+The checks are the functions `check_*` of in_vllm/checks_*.py.
 """
 
 from __future__ import annotations

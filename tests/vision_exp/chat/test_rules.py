@@ -165,20 +165,6 @@ def test_keep_newest_replaces_the_oldest():
     assert contents[3:] == ["a\n\n@0@", "a\n\n@1@"]
 
 
-@pytest.mark.parametrize("variable", [rules.TOOL_IMAGES_VARIABLE, rules.OVERFLOW_VARIABLE])
-def test_a_wrong_setting_is_named(variable, monkeypatch):
-    monkeypatch.setenv(variable, "keep")
-    with pytest.raises(ValueError, match=variable):
-        rules.policy_from_environment()
-
-
-def test_settings(monkeypatch):
-    assert rules.policy_from_environment(3) == Policy("refuse", "refuse", 3)
-    monkeypatch.setenv(rules.TOOL_IMAGES_VARIABLE, "move")
-    monkeypatch.setenv(rules.OVERFLOW_VARIABLE, "keep-newest")
-    assert rules.policy_from_environment() == Policy("move", "keep-newest", None)
-
-
 part = st.one_of(st.sampled_from(PROSE[:5]), st.sampled_from(IMAGE_PARTS), st.text(max_size=3))
 message = st.builds(
     lambda role, parts: {"role": role, "content": parts},

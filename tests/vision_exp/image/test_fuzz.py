@@ -1,6 +1,6 @@
-"""Broken and odd pictures: patches or a ValueError with a reason, within a gibibyte of memory.
+"""Broken and odd images: patches or a ValueError with a reason, within a gibibyte of memory.
 
-What torch takes to import, 0.4 GiB or, built for CUDA, 0.9, is not the pictures'.
+What torch takes to import, 0.4 GiB or, built for CUDA, 0.9, is not the images'.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import vllm_rig
 
 CHILD = Path(__file__).parent / "in_vllm" / "child_fuzz.py"
 CASES = 5000
-#: Beyond what is held before the first picture, in MiB.
+#: Beyond what is held before the first image, in MiB.
 MOST = 600
 
 
-def test_five_thousand_pictures():
+def test_five_thousand_images():
     loader = vllm_rig.tree(vllm_rig.RELEASES[-1]) / "vllm/multimodal/image.py"
     report = plain_child.report(CHILD, str(CASES), str(loader), timeout=600)
     outcomes = report["outcomes"]

@@ -1,4 +1,4 @@
-"""Tower rows into embeddings, and images onto ranks: values, refusals, and no synchronisation."""
+"""Tower rows into embeddings: values, refusals, and no synchronisation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vision_exp.layout import SENTINEL_FIRST, TokenType
-from vision_exp.model.encoder import merge_rows, shares
+from vision_exp.model.encoder import merge_rows
 from vision_exp.model.model import VisionExpMixin
 
 HIDDEN = 3
@@ -81,13 +81,3 @@ def test_nothing_waits_for_the_device() -> None:
     assert merged.shape == (7, HIDDEN)
     with pytest.raises(RuntimeError):
         embeds[mask]  # what a boolean index would do
-
-
-@given(st.lists(st.integers(1, 3000), max_size=20), st.integers(1, 8))
-def test_every_image_goes_to_one_rank_and_no_rank_waits_long(sizes: list[int], ranks: int) -> None:
-    given_out = shares(sizes, ranks)
-    assert len(given_out) == ranks
-    assert sorted(sum(given_out, [])) == list(range(len(sizes)))
-    loads = [sum(sizes[i] for i in share) for share in given_out]
-    # Largest first: the busiest rank is at most one image above the average.
-    assert max(loads) <= sum(sizes) / ranks + max(sizes, default=0)

@@ -15,7 +15,7 @@ SCRIPT = """
 import sys
 from datetime import timedelta
 import torch.distributed as dist
-from vision_exp import ranks
+from vision_exp.model import ranks
 
 rank, overlay, store = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group(

@@ -32,7 +32,7 @@ def test_without_a_working_overlay(damage: str, release: str, tmp_path: Path) ->
     if damage == "missing":
         shutil.rmtree(overlay)
     elif damage == "edited":
-        path = overlay / "vision_exp" / "tower.py"
+        path = overlay / "vision_exp" / "layout.py"
         path.write_bytes(path.read_bytes() + b"# one line more\n")
     off = damage == "switched off"
     done = vllm_rig.run_child(

@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import native_tower
 import pytest
 import vllm_rig
 
 pytestmark = pytest.mark.xdist_group(f"vllm-{vllm_rig.RELEASES[-1]}")
 CHILD = Path(__file__).parent / "in_vllm" / "child_native.py"
-NATIVE = "vllm/models/deepseek_v4/common/vision.py"
 
 
 @pytest.fixture(scope="module")
 def result():
-    native = vllm_rig.tree(vllm_rig.NATIVE) / NATIVE
+    native = vllm_rig.tree(vllm_rig.NATIVE) / native_tower.PATH
     done = vllm_rig.run_child(CHILD, vllm_rig.tree(vllm_rig.RELEASES[-1]), str(native))
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert len(lines) == 1, done.stdout[-2000:] + done.stderr[-4000:]

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vision_exp.tower import device, swiglu
+from vision_exp import settings
+from vision_exp.tower import attention, backends, hopper
+from vision_exp.tower.hopper import swiglu
 
 CARD = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -26,7 +28,7 @@ def exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def other_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """What a product makes that takes gate and up rows by turns, as older ones do."""
+    """What a product makes that takes gate and up rows interleaved, as older ones do."""
     gate, up = F.linear(x.double(), weight.double()).unflatten(-1, (-1, 2)).unbind(-1)
     return (F.silu(gate) * up).bfloat16()
 
@@ -35,6 +37,7 @@ def other_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
     monkeypatch.setattr(swiglu, "trial", on_cpu(swiglu.trial))
+    monkeypatch.setattr(attention, "flash_version", lambda: None)
     forget()
     yield monkeypatch
     forget()
@@ -42,8 +45,12 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 def forget() -> None:
     """What is known of the card, and of QuACK on it."""
-    device.on_hopper.cache_clear()
+    hopper.available.cache_clear()
     swiglu._tried.cache_clear()
+
+
+def gated_linear(device: torch.device) -> Any:
+    return backends.select(device).gated_linear
 
 
 def on_cpu(trial: Any) -> Any:
@@ -72,7 +79,7 @@ def quack(product: Any) -> ModuleType:
 def test_a_product_that_is_right_is_used(on_hopper: pytest.MonkeyPatch) -> None:
     on_hopper.setitem(sys.modules, "quack", ModuleType("quack"))
     on_hopper.setitem(sys.modules, "quack.gemm_interface", quack(exact))
-    product = swiglu.best(CARD)
+    product = gated_linear(CARD)
     assert product is not None
     x, weight = torch.randn(5, 16).bfloat16(), torch.randn(12, 16).bfloat16()
     assert torch.equal(product(x, weight), exact(x, weight))
@@ -84,7 +91,7 @@ def test_a_product_that_is_wrong_is_not(
 ) -> None:
     on_hopper.setitem(sys.modules, "quack", ModuleType("quack"))
     on_hopper.setitem(sys.modules, "quack.gemm_interface", quack(wrong))
-    assert swiglu.best(CARD) is None
+    assert gated_linear(CARD) is None
     assert "[vision-exp] the tower runs without QuACK: its trial is off by" in caplog.text
 
 
@@ -92,7 +99,7 @@ def test_without_quack_the_kernel_of_its_own_stays(
     on_hopper: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     on_hopper.setitem(sys.modules, "quack", None)
-    assert swiglu.best(CARD) is None
+    assert gated_linear(CARD) is None
     assert "[vision-exp] the tower runs without QuACK: ModuleNotFoundError" in caplog.text
 
 
@@ -103,7 +110,7 @@ def test_a_quack_that_knows_other_parameters_is_not_used(
     older.gemm_gated = lambda x, weight, activation: None  # type: ignore[attr-defined]
     on_hopper.setitem(sys.modules, "quack", ModuleType("quack"))
     on_hopper.setitem(sys.modules, "quack.gemm_interface", older)
-    assert swiglu.best(CARD) is None
+    assert gated_linear(CARD) is None
     assert "without QuACK: TypeError" in caplog.text
 
 
@@ -112,10 +119,10 @@ def test_other_cards_and_the_switch_do_not_even_import_it(on_hopper: pytest.Monk
         raise AssertionError("QuACK was asked for")
 
     on_hopper.setattr(swiglu, "_quack", refuse)
-    assert swiglu.best(CPU) is None
-    on_hopper.setenv(swiglu.SWITCH, "0")
-    assert swiglu.best(CARD) is None
-    on_hopper.delenv(swiglu.SWITCH)
+    assert gated_linear(CPU) is None
+    on_hopper.setenv(settings.TOWER_QUACK.name, "0")
+    assert gated_linear(CARD) is None
+    on_hopper.delenv(settings.TOWER_QUACK.name)
     on_hopper.setattr(torch.cuda, "get_device_capability", lambda _device: (12, 1))
     forget()
-    assert swiglu.best(CARD) is None
+    assert gated_linear(CARD) is None

@@ -15,6 +15,7 @@ import vllm_rig
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vision_exp import settings
 from vision_exp.engine.spans import ImageSpan
 from vision_exp.visibility import flashinfer, support
 from vision_exp.visibility import spans as row_math
@@ -122,12 +123,12 @@ def test_sm120_calls_fit_the_workspace() -> None:
 
 def test_start_up_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(support, "_reason", lambda config: None)
-    monkeypatch.setenv(support.REQUIRE_VARIABLE, "1")
+    monkeypatch.setenv(settings.REQUIRE_VISIBILITY.name, "1")
     assert support.describe(None) == "bidirectional"
     monkeypatch.setattr(support, "_reason", lambda config: "no-kernel")
     with pytest.raises(RuntimeError, match="no-kernel"):
         support.describe(None)
-    monkeypatch.setenv(support.REQUIRE_VARIABLE, "0")
+    monkeypatch.setenv(settings.REQUIRE_VISIBILITY.name, "0")
     assert support.describe(None) == "causal reason=no-kernel"
 
 

@@ -1,4 +1,4 @@
-"""Checks of which pictures a chat may have, from where, how many, and what is refused."""
+"""Checks of which images a chat may have, from where, how many, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import rig_chat as rig
 from conversations import ASK, CALL, setting
 from rig_chat import SENTINEL, Server, part, pil, refused, text
 
+from vision_exp import settings
 from vision_exp.chat import rules
 from vision_exp.layout import PLACEHOLDER
 
@@ -23,7 +24,7 @@ def check_structured_parts_outside_user_messages(server: Server) -> None:
             user = {"role": "user", "content": [text("a"), *(part(n) for n in range(count))]}
             error = refused(lambda m=[user, bad]: server.chat(m), "messages[1].content[1]")
             assert repr(role) in error and "user message" in error
-    assert rules.TOOL_IMAGES_VARIABLE in error
+    assert settings.TOOL_IMAGES.name in error
 
 
 def check_tool_results_out_of_call_order(server: Server) -> None:
@@ -34,11 +35,11 @@ def check_tool_results_out_of_call_order(server: Server) -> None:
     ]
     messages = [ASK, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
     refused(lambda: server.chat(messages), "messages[2].content[1]", "tool", "=move", "=note")
-    with setting(rules.TOOL_IMAGES_VARIABLE, "note"):
+    with setting(settings.TOOL_IMAGES.name, "note"):
         prompt = server.prompt(messages)
         assert "multi_modal_data" not in prompt
         assert prompt["prompt"].count(rules.TOOL_IMAGE_NOTE) == 2
-    with setting(rules.TOOL_IMAGES_VARIABLE, "move"):
+    with setting(settings.TOOL_IMAGES.name, "move"):
         for tail in ([], [{"role": "user", "content": "which?"}]):
             prompt = server.prompt([*messages, *tail])
             shown = prompt["prompt"]
@@ -51,7 +52,7 @@ def check_tool_results_out_of_call_order(server: Server) -> None:
             ]
             assert max(notes) < labels[0] < labels[1]
             images = prompt["multi_modal_data"]["image"]
-            assert images == [rig.picture(2), rig.picture(1)]
+            assert images == [rig.sample_image(2), rig.sample_image(1)]
             rig.no_reserved(server.ids(prompt), 2)
             if tail:
                 assert shown.index("which?") > labels[1]
@@ -63,17 +64,17 @@ def check_limit(server: Server) -> None:
     messages = [{"role": "user", "content": parts}]
     error = refused(lambda: server.chat(messages), "--limit-mm-per-prompt", f"is {rig.LIMIT}")
     assert "keep-newest" in error
-    with setting(rules.OVERFLOW_VARIABLE, "keep-newest"):
+    with setting(settings.IMAGE_OVERFLOW.name, "keep-newest"):
         prompt = server.prompt(messages)
-        assert prompt["multi_modal_data"]["image"] == [rig.picture(n) for n in range(1, 6)]
+        assert prompt["multi_modal_data"]["image"] == [rig.sample_image(n) for n in range(1, 6)]
         assert prompt["prompt"].count(rules.OVERFLOW_NOTE) == 1
         rig.no_reserved(server.ids(prompt), rig.LIMIT)
 
 
-def check_same_picture_same_patches(server: Server) -> None:
+def check_same_image_same_patches(server: Server) -> None:
     import numpy
 
-    image = rig.picture(3)
+    image = rig.sample_image(3)
     data = rig.png(image)
     plain = rig.data_url(data)
     wrapped = plain[:60] + "\n" + plain[60:]
@@ -101,9 +102,9 @@ def damaged(data: bytes) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1 :]
 
 
-BAD_PICTURES = {
-    "truncated": rig.png(rig.picture(1, (400, 300)))[:-90],
-    "damaged": damaged(rig.png(rig.picture(1, (400, 300)))),
+BAD_IMAGES = {
+    "truncated": rig.png(rig.sample_image(1, (400, 300)))[:-90],
+    "damaged": damaged(rig.png(rig.sample_image(1, (400, 300)))),
     "text": b"hello, this is no image",
     "empty": b"",
     "svg": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
@@ -129,14 +130,14 @@ def bomb() -> bytes:
 def bad_parts() -> dict[str, Any]:
     parts = {
         name: {"type": "image_url", "image_url": {"url": rig.data_url(data)}}
-        for name, data in {**BAD_PICTURES, "bomb": bomb()}.items()
+        for name, data in {**BAD_IMAGES, "bomb": bomb()}.items()
     }
     for name, url in {
         "not base64": "data:image/png;base64,@@@@",
         "not base64 at all": "data:image/png,abc",
         "no comma": "data:image/png;base64",
         "empty url": "",
-        "no scheme": "picture.png",
+        "no scheme": "image.png",
         "file outside": "file:///etc/hostname",
     }.items():
         parts[name] = {"type": "image_url", "image_url": {"url": url}}
@@ -147,7 +148,7 @@ def bad_parts() -> dict[str, Any]:
     return parts
 
 
-def check_bad_pictures(server: Server) -> None:
+def check_bad_images(server: Server) -> None:
     import numpy
 
     good = [{"role": "user", "content": [part(0), text("x")]}]
@@ -155,8 +156,8 @@ def check_bad_pictures(server: Server) -> None:
     for name, bad in {
         **bad_parts(),
         "embeds": {"type": "image_embeds", "image_embeds": "A"},
-        "bytes": {"type": "image", "image": rig.png(rig.picture(0))},
-        "array of no picture": {"type": "image", "image": numpy.zeros((3, 8, 8))},
+        "bytes": {"type": "image", "image": rig.png(rig.sample_image(0))},
+        "array of no image": {"type": "image", "image": numpy.zeros((3, 8, 8))},
     }.items():
         messages = [ASK, {"role": "user", "content": [text("a"), part(0), bad]}]
         error = refused(lambda m=messages: server.chat(m), "messages[1].content[2]")
@@ -170,7 +171,7 @@ def check_bad_pictures(server: Server) -> None:
 
 
 def check_empty_uuid(server: Server) -> None:
-    """It names no picture, so two under it are not one."""
+    """It names no image, so two under it are not one."""
     found = [
         server.chat([{"role": "user", "content": [{**part(number), "uuid": ""}]}])["mm_hashes"]
         for number in (0, 1)
@@ -181,25 +182,25 @@ def check_empty_uuid(server: Server) -> None:
     refused(lambda: server.chat([{"role": "user", "content": [nothing]}]), "holds no image")
 
 
-class Pictures(http.server.BaseHTTPRequestHandler):
-    """A web server with one picture."""
+class ImageServer(http.server.BaseHTTPRequestHandler):
+    """A web server with one image."""
 
     def do_GET(self) -> None:
-        found = self.path == "/picture.png"
+        found = self.path == "/image.png"
         self.send_response(200 if found else 404)
         self.end_headers()
         if found:
-            self.wfile.write(rig.png(rig.picture(0)))
+            self.wfile.write(rig.png(rig.sample_image(0)))
 
     def log_message(self, *args: Any) -> None:
         pass
 
 
 def check_http_urls(server: Server) -> None:
-    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ImageServer)
     threading.Thread(target=web.serve_forever, daemon=True).start()
     try:
-        url = f"http://127.0.0.1:{web.server_port}/picture.png"
+        url = f"http://127.0.0.1:{web.server_port}/image.png"
         good = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
         same = [{"role": "user", "content": [part(0)]}]
         assert server.chat(good)["mm_hashes"] == server.chat(same)["mm_hashes"]
@@ -223,10 +224,10 @@ def check_reserved_ids_in_prompts(server: Server) -> None:
         refused(lambda t=token: render([{"prompt_token_ids": [5, t, 7]}]), str(token), "position 1")
     for words in (PLACEHOLDER, SENTINEL, f"a {SENTINEL}"):
         refused(lambda w=words: render([{"prompt": w}]), "reserved", "chat message")
-    ids = {"prompt_token_ids": [5, 129264, 7], "multi_modal_data": {"image": [rig.picture(0)]}}
+    ids = {"prompt_token_ids": [5, 129264, 7], "multi_modal_data": {"image": [rig.sample_image(0)]}}
     (done,) = render([dict(ids)])
     assert rig.collapsed(done) == [5, 129264, 7]
-    typed = {"prompt": f"a{PLACEHOLDER}", "multi_modal_data": {"image": [rig.picture(0)]}}
+    typed = {"prompt": f"a{PLACEHOLDER}", "multi_modal_data": {"image": [rig.sample_image(0)]}}
     assert rig.collapsed(render([typed])[0])[-1] == 129264
     refused(lambda: render([{**ids, "prompt_token_ids": [5, 7]}]))
     refused(lambda: render([{**ids, "prompt_token_ids": [129264, 129264]}]))

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rig_chat import SENTINEL, Server, pil, refused, text
 
-from vision_exp.chat import rules
+from vision_exp import settings
 from vision_exp.layout import PLACEHOLDER, TOKENS
 
 
@@ -20,7 +20,7 @@ def check_field_reports(server: Server) -> None:
     """Conversations that broke other implementations."""
     grep = f"vision_exp/x.py:3: PLACEHOLDER = '{PLACEHOLDER}'\nREADME.md:9: <image>{SENTINEL}"
     poisoned = [
-        {"role": "user", "content": "How do I send a picture?"},
+        {"role": "user", "content": "How do I send an image?"},
         {
             "role": "assistant",
             "content": f"Write <image> or {PLACEHOLDER}.",
@@ -43,12 +43,12 @@ def check_field_reports(server: Server) -> None:
             expected = server.expected_text(messages, PLACEHOLDER, **template)
             assert server.tokenizer.decode(ids) == expected
             images = prompt.get("multi_modal_data", {}).get("image", [])
-            assert images == rig.pictures_in(messages)
+            assert images == rig.images_in(messages)
     bad = [*agent[:2], {**agent[2], "content": [text("shot"), pil(4)]}]
     for tail in ([], [ASK, {"role": "assistant", "content": "ok"}, {**ASK, "content": "ping"}]):
         refused(lambda t=tail: server.prompt([*bad, *t]), "messages[2].content[1]")
         for mode in ("move", "note"):
-            with setting(rules.TOOL_IMAGES_VARIABLE, mode):
+            with setting(settings.TOOL_IMAGES.name, mode):
                 images = server.prompt([*bad, *tail])["multi_modal_data"]["image"]
                 assert len(images) == (2 if mode == "move" else 1)
 
@@ -61,7 +61,7 @@ def check_200_conversations_against_the_text_encoder(server: Server) -> None:
         prompt = server.prompt(messages, **template)
         assert server.ids(prompt) == server.expected_ids(messages, **template), messages
         images = prompt.get("multi_modal_data", {}).get("image", [])
-        assert images == rig.pictures_in(messages)
+        assert images == rig.images_in(messages)
         if number % 8 == 0:
             assert rig.collapsed(server.chat(messages, **template)) == server.ids(prompt)
 
@@ -148,7 +148,7 @@ def check_2000_conversations(server: Server) -> None:
     @settings(**options, suppress_health_check=health)
     @given(st.lists(any_message, min_size=1, max_size=5), st.booleans())
     def hold(messages: list[Any], thinking: bool) -> None:
-        images = rig.pictures_in(messages)
+        images = rig.images_in(messages)
         if len(images) > rig.LIMIT:
             refused(lambda: server.prompt(messages), "--limit-mm-per-prompt")
             return

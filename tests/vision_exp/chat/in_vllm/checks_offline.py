@@ -75,6 +75,6 @@ def check_offline(server: rig.Server) -> None:
     refused(lambda: llm.chat(bad, one, use_tqdm=False), "messages[0].content[0]", "system")
     for prompt in ({"prompt_token_ids": [5, 129257]}, SENTINEL, PLACEHOLDER):
         refused(lambda p=prompt: llm.generate(p, one, use_tqdm=False), "reserved")
-    image = {"prompt_token_ids": [5, 129264], "multi_modal_data": {"image": rig.picture(0)}}
+    image = {"prompt_token_ids": [5, 129264], "multi_modal_data": {"image": rig.sample_image(0)}}
     llm.generate(image, one, use_tqdm=False)
     assert len(core.requests[-1].mm_features) == 1

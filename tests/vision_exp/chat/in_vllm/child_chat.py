@@ -19,12 +19,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import checks_chat_images as pictures
+import checks_chat_images as images
 import checks_chat_random as conversations
 import checks_chat_text as texts
 import checks_http as http
 import checks_offline as offline
 import rig_chat as rig
+import rig_http
 import tiny_config
 
 from vision_exp.chat import hooks
@@ -76,14 +77,14 @@ def main() -> None:
         server = rig.serve(Path(name, "vision"), vision=True)
         plain = rig.serve(Path(name, "text"), vision=False)
         seconds["set-up"] = round(time.monotonic() - start, 1)
-        for name, check in found(texts, pictures, conversations, offline).items():
+        for name, check in found(texts, images, conversations, offline).items():
             if not only or name in only:
                 wanted = len(inspect.signature(check).parameters)
                 run(name, check, *(server, plain)[:wanted])
         over_http = {n: f for n, f in found(http).items() if not only or n in only}
         if over_http:
             start = time.monotonic()
-            with http.running(server) as api:
+            with rig_http.running(server) as api:
                 seconds["http set-up"] = round(time.monotonic() - start, 1)
                 for name, check in over_http.items():
                     run(name, check, api)

@@ -52,9 +52,15 @@ def conversation(field: str, words: str) -> tuple[list[Any], dict[str, Any]]:
     return messages, template
 
 
-FIELDS = "system user assistant reasoning:tool call:tool result:tool description".replace(
-    " ", ":", 2
-).split(":")
+FIELDS = (
+    "system",
+    "user",
+    "assistant",
+    "reasoning",
+    "tool call",
+    "tool result",
+    "tool description",
+)
 
 
 @contextmanager

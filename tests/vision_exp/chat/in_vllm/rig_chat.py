@@ -1,4 +1,4 @@
-"""What the checks of chat messages share: pictures, the real renderer, an oracle for prompts.
+"""What the checks of chat messages share: images, the real renderer, an oracle for prompts.
 
 The oracle is the release's own text encoder. It gets the conversation with every content list
 flattened as the checkpoint's encoder does (parts in order, two newlines between them) and an image
@@ -38,8 +38,8 @@ SENTINEL_IDS = range(129257, 129262)
 
 
 @lru_cache
-def picture(number: int, size: tuple[int, int] = (60, 44)) -> Image.Image:
-    """A picture of its own colours for every number."""
+def sample_image(number: int, size: tuple[int, int] = (60, 44)) -> Image.Image:
+    """An image of its own colours for every number."""
     image = Image.new("RGB", size, (number * 37 % 256, number * 91 % 256, number * 17 % 256))
     image.putpixel((number % size[0], 3), (255, 255, 255))
     return image
@@ -56,13 +56,13 @@ def data_url(data: bytes, head: str = "data:image/png;base64,") -> str:
 
 
 def part(number: int) -> dict[str, Any]:
-    """The picture as clients of the HTTP API send it."""
-    return {"type": "image_url", "image_url": {"url": data_url(png(picture(number)))}}
+    """The image as clients of the HTTP API send it."""
+    return {"type": "image_url", "image_url": {"url": data_url(png(sample_image(number)))}}
 
 
 def pil(number: int) -> dict[str, Any]:
-    """The picture as offline users pass it: no encoding, so cheap enough for thousands."""
-    return {"type": "image_pil", "image_pil": picture(number)}
+    """The image as offline users pass it: no encoding, so cheap enough for thousands."""
+    return {"type": "image_pil", "image_pil": sample_image(number)}
 
 
 def text(value: str) -> dict[str, Any]:
@@ -145,13 +145,13 @@ def serve(folder: Path, *, vision: bool, **arguments: Any) -> Server:
 
 
 def copy_of(messages: Any) -> Any:
-    """Deep, except that pictures are shared."""
-    pictures = {}
+    """Deep, except that images are shared."""
+    shared = {}
     for message in messages:
         for item in message["content"] if isinstance(message.get("content"), list) else ():
             if isinstance(item, dict) and "image_pil" in item:
-                pictures[id(item["image_pil"])] = item["image_pil"]
-    return copy.deepcopy(messages, pictures)
+                shared[id(item["image_pil"])] = item["image_pil"]
+    return copy.deepcopy(messages, shared)
 
 
 def flattened(message: dict[str, Any], image: str) -> dict[str, Any]:
@@ -175,8 +175,8 @@ def collapsed(engine_input: dict[str, Any]) -> list[int]:
     return ids
 
 
-def pictures_in(messages: Any) -> list[Any]:
-    """Identity of every structured picture of a conversation, in order."""
+def images_in(messages: Any) -> list[Any]:
+    """Identity of every structured image of a conversation, in order."""
     items = itertools.chain.from_iterable(
         message["content"] for message in messages if isinstance(message.get("content"), list)
     )

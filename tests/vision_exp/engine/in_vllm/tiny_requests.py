@@ -12,8 +12,8 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems,
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
-from vision_exp.layout import leading_pads
-from vision_exp.model.processor import IMAGE_ID, PAD_ID, VisionExpProcessor, core_ids
+from vision_exp.layout import IMAGE_ID, PAD_ID, leading_pads
+from vision_exp.model.processor import VisionExpProcessor, unpadded_ids
 
 Grid = tuple[int, int]
 
@@ -50,7 +50,7 @@ def request(
     ids = list(itertools.islice(text, before))
     features = []
     for value in pictures:
-        block = [PAD_ID] * leading_pads(len(ids)) + core_ids(*grid)
+        block = [PAD_ID] * leading_pads(len(ids)) + unpadded_ids(*grid)
         place = PlaceholderRange(len(ids), len(block), torch.tensor(block) == IMAGE_ID)
         identifier = key or str(value)
         features.append(

@@ -49,7 +49,7 @@ class Model(VisionExpMixin, Text):
             vector = torch.nn.Parameter(torch.full((HIDDEN,), 0.5), requires_grad=False)
             setattr(self, name, vector)
         self.config = SimpleNamespace(hidden_size=HIDDEN)
-        self.ranks, self.rank, self.spread_images = ranks, rank, spread
+        self.ranks, self.rank, self.data_parallel = ranks, rank, spread
         self.broken: dict[float, set[int]] = {}  # picture -> ranks on which it fails
         self.most = 99  # pictures in one call
         self.calls: list[list[float]] = []
@@ -73,7 +73,7 @@ class Model(VisionExpMixin, Text):
 
     def _meet(self) -> None:
         """The sum over ranks that ends each half block of a shared tower."""
-        if self.ranks > 1 and not self.spread_images:
+        if self.ranks > 1 and not self.data_parallel:
             from vllm.distributed import tensor_model_parallel_all_reduce
 
             assert float(tensor_model_parallel_all_reduce(torch.ones(1))) == self.ranks

@@ -1,4 +1,4 @@
-"""5,000 broken and odd pictures through image_to_patches; prints counts and peak memory as JSON.
+"""5,000 broken and odd images through image_to_patches; prints counts and peak memory as JSON.
 
 Arguments: number of cases, vLLM's multimodal/image.py (its loader's rules, for the right result).
 A process of its own, so that its peak memory means something.
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT))
 
 from vision_exp.config import VisionConfig  # noqa: E402
-from vision_exp.image import pixels  # noqa: E402
+from vision_exp.image import backend  # noqa: E402
 from vision_exp.image.transform import ImagePatches, image_to_patches  # noqa: E402
 from vision_exp.layout import block_length  # noqa: E402
 
@@ -116,7 +116,7 @@ def intact(_: random.Random, data: bytes, __: list[bytes]) -> bytes:
 
 
 def bare(rng: random.Random) -> Image.Image:
-    """A picture that never was a file: any mode, ordinary or extreme sides, odd metadata."""
+    """An image that never was a file: any mode, ordinary or extreme sides, odd metadata."""
     mode = rng.choice(BARE_MODES)
     if rng.random() < 0.4:
         sides = [rng.choice((1, 2, 3)), rng.choice((1, 500, 20000, 300000))]
@@ -169,8 +169,8 @@ MUTATIONS: tuple[Callable[[random.Random, bytes, list[bytes]], bytes], ...] = (
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if not pixels.warm().resamples:
-        raise SystemExit("the fast way does not run here")
+    if not backend.warm_up().resamples:
+        raise SystemExit("the compiled loops do not run here")
     count = int(sys.argv[1])
     spec = importlib.util.spec_from_file_location("released_vllm_image", sys.argv[2])
     loader = importlib.util.module_from_spec(spec)

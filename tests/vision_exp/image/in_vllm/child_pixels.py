@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vision_exp.image import pixels
+from vision_exp.image import backend
 from vision_exp.image.transform import image_to_patches
 from vision_exp.preview import RELEASED
 
@@ -31,7 +31,7 @@ def peak_mib() -> int:
 
 
 def forked(image: Image.Image, expected: torch.Tensor) -> int:
-    """Exit status of a forked process that prepares a picture: 0 if it gets what is expected."""
+    """Exit status of a forked process that prepares an image: 0 if it gets what is expected."""
     child = os.fork()
     if not child:
         equal = torch.equal(image_to_patches(image, RELEASED).patches, expected)
@@ -44,7 +44,7 @@ def main() -> None:
     images = [noise(100 + 37 * n, 400 - 23 * n) for n in range(16)]
     plain = [image_to_patches(image, RELEASED).patches for image in images]
     report = {"numba_before": "numba" in sys.modules}
-    report["numba_after"] = pixels.warm().resamples and "numba" in sys.modules
+    report["numba_after"] = backend.warm_up().resamples and "numba" in sys.modules
     with ThreadPoolExecutor(8) as pool:
         fast = list(pool.map(lambda image: image_to_patches(image, RELEASED).patches, images))
     report["threads_equal"] = all(map(torch.equal, plain, fast))

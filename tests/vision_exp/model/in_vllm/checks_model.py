@@ -1,9 +1,9 @@
-"""The real model class in small sizes on the CPU: construction, weights, embeddings."""
+"""The real model class in small sizes on the CPU: construction and embeddings."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import cpu_model
@@ -12,166 +12,6 @@ from checks import check, equal, raises
 from rig_model import Rig, noise
 
 START, PAD, IMAGE, NEWLINE, END = range(129257, 129262)
-Weights = dict[str, torch.Tensor]
-# 32 vision layers, 43 of the language model and 3 drafts, as released: 316 extra tensors.
-RELEASED_LAYERS = {"vision_n_layers": 32, "num_hidden_layers": 43}
-
-
-def extra_names(config: Any) -> list[str]:
-    """The names of checkpoint.md, spelled out independently of the overlay."""
-    names = ["vision.patch_embed.proj.weight", "vision.patch_embed.proj.bias"]
-    for n in range(config.vision_n_layers):
-        for part in (
-            "norm1.weight", "norm2.weight", "attn.wqkv.weight", "attn.wqkv.bias",
-            "attn.wo.weight", "attn.wo.bias", "mlp.w1.weight", "mlp.w2.weight",
-        ):  # fmt: skip
-            names.append(f"vision.blocks.{n}.{part}")
-    names.append("vision.norm.weight")
-    names += [f"aligner.{w}.{part}" for w in ("w1", "w2") for part in ("weight", "bias")]
-    names += [f"image_{name}" for name in ("start", "end", "newline", "pad")]
-    names += [f"layers.{n}.ffn.gate.bias_vl" for n in range(config.num_hidden_layers)]
-    names += [f"mtp.{n}.ffn.gate.bias_vl" for n in range(config.num_nextn_predict_layers)]
-    names += [f"layers.{n}.ffn.gate.bias" for n in range(config.num_hash_layers)]
-    return names
-
-
-def shuffled(weights: Weights, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    names = sorted(weights)
-    random.Random(seed).shuffle(names)
-    for name in names:
-        yield name, weights[name]
-
-
-@check
-def the_316_tensors_arrive_value_by_value(rig: Rig) -> None:
-    """Written with safetensors, read back as a stream in random order, compared bit by bit."""
-    model = cpu_model.build(rig, "released-layers", **RELEASED_LAYERS)
-    weights = cpu_model.checkpoint(rig, "released-layers", **RELEASED_LAYERS)
-    extra = extra_names(model.config)
-    equal(len(extra), 316, "extra tensors")
-    equal(sorted(set(extra) - weights.keys()), [], "names that the checkpoint lacks")
-    loaded = model.load_weights(shuffled(weights))
-    parameters = dict(model.named_parameters())
-    equal(sorted(parameters.keys() - loaded), [], "parameters never loaded")
-    homes = {name: name for name in extra if name in parameters} | {
-        f"layers.{n}.ffn.gate.bias_vl": f"model.layers.{n}.ffn.gate.e_score_correction_bias_vl"
-        for n in range(43)
-    }
-    equal(len(homes), 316 - 3 - 3, "tensors with a home in the target")
-    for name, home in homes.items():
-        found, expected = parameters[home].data, weights[name]
-        equal(torch.equal(found, expected.to(found.dtype)), True, name)
-    # What vLLM's own names map to is untouched by the extra ones.
-    for layer in range(3, 43):
-        name = f"layers.{layer}.ffn.gate.bias"
-        found = parameters[f"model.layers.{layer}.ffn.gate.e_score_correction_bias"]
-        equal(torch.equal(found.data, weights[name]), True, name)
-    shared = parameters["model.layers.0.ffn.shared_experts.gate_up_proj.weight"].data
-    both = [weights[f"layers.0.ffn.shared_experts.{w}.weight"] for w in ("w1", "w3")]
-    equal(torch.equal(shared, torch.cat(both)), True, "shared experts' w1 and w3")
-
-
-@check
-def weights_are_a_stream(rig: Rig) -> None:
-    """Each tensor is dropped before the next is asked for: at most two are alive."""
-    import gc
-    import weakref
-
-    model = cpu_model.build(rig, "small")
-    weights = cpu_model.checkpoint(rig, "small")
-    alive: list[weakref.ref[torch.Tensor]] = []
-    most = 0
-
-    def stream() -> Iterator[tuple[str, torch.Tensor]]:
-        nonlocal most
-        for name in sorted(weights):
-            tensor = weights[name].clone()
-            alive.append(weakref.ref(tensor))
-            yield name, tensor
-            del tensor
-            gc.collect(0)
-            most = max(most, sum(one() is not None for one in alive))
-
-    calls = []
-    stock = type(model).text_class.load_weights
-    type(model).text_class.load_weights = lambda self, w: calls.append(1) or stock(self, w)
-    try:
-        model.load_weights(stream())
-    finally:
-        type(model).text_class.load_weights = stock
-    equal(calls, [1], "calls of vLLM's own load_weights")
-    equal(most <= 2, True, f"{most} tensors alive at once")
-
-
-@check
-def every_order_loads(rig: Rig) -> None:
-    """Extra tensors first, last and between: the same values, vLLM's loader called once."""
-    weights = cpu_model.checkpoint(rig, "small")
-    extra = [name for name in weights if name in set(extra_names(cpu_model.config(rig, "small")))]
-    rest = [name for name in weights if name not in extra]
-    mixed = [name for pair in zip(extra, rest, strict=False) for name in pair]
-    mixed += [name for name in weights if name not in mixed]
-    states = []
-    for order in (extra + rest, rest + extra, mixed):
-        model = cpu_model.build(rig, "small")
-        model.load_weights((name, weights[name]) for name in order)
-        states.append({k: v for k, v in model.state_dict().items() if "experts" not in k})
-    for other in states[1:]:
-        equal(other.keys(), states[0].keys())
-        for name, value in other.items():
-            equal(torch.equal(value, states[0][name]), True, name)
-
-
-@check
-def wrong_weights_are_refused_by_name(rig: Rig) -> None:
-    from vision_exp.model.weights import WeightsError
-
-    good = cpu_model.checkpoint(rig, "small")
-    norm, bias = "vision.blocks.1.norm2.weight", "layers.2.ffn.gate.bias_vl"
-    cases: list[tuple[str, Weights]] = [
-        ("image_pad", {k: v for k, v in good.items() if k != "image_pad"}),
-        (norm, {k: v for k, v in good.items() if k != norm}),
-        (bias, {k: v for k, v in good.items() if k != bias}),
-        ("aligner.w3.weight", {**good, "aligner.w3.weight": torch.zeros(3)}),
-        ("vision.blocks.7.attn.wo.bias", {**good, "vision.blocks.7.attn.wo.bias": good[norm]}),
-        ("layers.9.ffn.gate.bias_vl", {**good, "layers.9.ffn.gate.bias_vl": good[bias]}),
-        (norm, {**good, norm: torch.zeros(3)}),
-        ("vision.patch_embed.proj.weight", {**good, "vision.patch_embed.proj.weight":
-            good["vision.patch_embed.proj.weight"].T.contiguous()}),
-        ("aligner.w1.weight", {**good, "aligner.w1.weight":
-            good["aligner.w1.weight"].to(torch.float8_e4m3fn)}),
-        (bias, {**good, bias: good[bias].to(torch.int32)}),
-    ]  # fmt: skip
-    for name, weights in cases:
-        with raises(WeightsError, name):
-            cpu_model.build(rig, "small").load_weights(weights.items())
-    # Names that are nobody's still reach vLLM's own error.
-    with raises(Exception, "nonsense"):
-        cpu_model.build(rig, "small").load_weights([*good.items(), ("nonsense.w", good[norm])])
-
-
-@check
-def partial_updates_after_a_full_load(rig: Rig) -> None:
-    model = cpu_model.build(rig, "small")
-    weights = cpu_model.checkpoint(rig, "small")
-    model.load_weights(weights.items())
-    update = weights["image_start"] + 1
-    model.load_weights([("image_start", update)])
-    equal(torch.equal(model.image_start.data, update), True)
-
-
-@check
-def text_mode_has_no_tower_and_loads_the_checkpoint(rig: Rig) -> None:
-    weights = cpu_model.checkpoint(rig, "small")
-    for options in ({"limit_mm_per_prompt": {"image": 0}}, {"language_model_only": True}):
-        model = cpu_model.build(rig, "small", model_options=options)
-        for name in ("vision", "aligner", "image_start", "image_pad"):
-            equal(hasattr(model, name), False, f"{name} with {options}")
-        loaded = model.load_weights(shuffled(weights))
-        parameters = dict(model.named_parameters())
-        equal(sorted(parameters.keys() - loaded), [], "parameters never loaded")
-        ids = torch.tensor([5, START, 129264])
-        equal(torch.equal(model.embed_input_ids(ids), model.model.embed_input_ids(ids)), True)
 
 
 @check
@@ -212,21 +52,21 @@ def instances_carry_what_the_runners_read(rig: Rig) -> None:
 
 
 def forward_images(
-    model: Any, processor: Any, rig: Rig, pictures: Iterable[Any], encode: Any = None
+    model: Any, processor: Any, rig: Rig, images: Iterable[Any], encode: Any = None
 ) -> Any:
-    """(processed prompt, rows): embed_multimodal on what the processor made of the pictures.
+    """(processed prompt, rows): embed_multimodal on what the processor made of the images.
 
     With `encode`, that function of encoder.py instead, each rank for itself.
     """
     from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
-    pictures = list(pictures)
-    made = rig.apply(processor, [4] + [129264] * len(pictures), pictures)
+    images = list(images)
+    made = rig.apply(processor, [4] + [129264] * len(images), images)
     items = [("image", item) for item in made["mm_kwargs"]["image"]]
     ((_, _, batch),) = group_and_batch_mm_kwargs(items)
     with torch.inference_mode():  # as vLLM's runners
         if encode is not None:
-            return made, encode(model, spread=False, **batch)
+            return made, encode(model, data_parallel=False, **batch)
         return made, model.embed_multimodal(**batch)
 
 
@@ -239,8 +79,8 @@ def embeddings_of_a_prompt_with_images(rig: Rig) -> None:
     model = cpu_model.build(rig, "small")
     model.load_weights(cpu_model.checkpoint(rig, "small").items())
     processor = rig.processor()
-    pictures = [noise(640, 480), noise(100, 900, 1), noise(640, 480, 2)]
-    made, rows = forward_images(model, processor, rig, pictures)
+    images = [noise(640, 480), noise(100, 900, 1), noise(640, 480, 2)]
+    made, rows = forward_images(model, processor, rig, images)
     ids = torch.tensor(made["prompt_token_ids"])
     mask = torch.zeros(len(ids), dtype=torch.bool)
     for one in made["mm_placeholders"]["image"]:
@@ -253,9 +93,9 @@ def embeddings_of_a_prompt_with_images(rig: Rig) -> None:
         equal(bool((embeds[ids == kind] == vector).all()), True, name)
     text = (ids < START) | (ids > END)
     equal(torch.equal(embeds[text], words[text]), True, "words")
-    # One picture alone through tower and aligner, its rows put in the order of its block.
-    for picture, one in zip(pictures, made["mm_placeholders"]["image"], strict=True):
-        alone = image_to_patches(picture, processor.info.vision)
+    # One image alone through tower and aligner, its rows put in the order of its block.
+    for image, one in zip(images, made["mm_placeholders"]["image"], strict=True):
+        alone = image_to_patches(image, processor.info.vision)
         raster = model.aligner(model.vision(alone.patches, alone.vit_grid), alone.vit_grid)
         order = build_block(alone.llm_grid, one.offset).perm
         inside = slice(one.offset, one.offset + one.length)
@@ -263,7 +103,7 @@ def embeddings_of_a_prompt_with_images(rig: Rig) -> None:
         expected = raster[order.long()].float()
         error = (found - expected).norm() / expected.norm()
         # Packed and alone differ by the order in which BF16 matrix products are summed.
-        equal(bool(error < 5e-3), True, f"rows of one picture, relative error {error}")
+        equal(bool(error < 5e-3), True, f"rows of one image, relative error {error}")
     # In chunks, as prefill splits a prompt, and with the mask as another sequence type.
     cut = len(ids) // 2
     before = int(mask[:cut].sum())
@@ -303,14 +143,12 @@ def data_mode_spreads_images_over_ranks(rig: Rig) -> None:
     """Two ranks simulated in turn: what each gathers is what one rank alone computes."""
     import vllm.distributed as dist
 
-    from vision_exp.model import encoder
-
     model = cpu_model.build(rig, "small", model_options={"mm_encoder_tp_mode": "data"})
     model.load_weights(cpu_model.checkpoint(rig, "small").items())
-    equal(model.spread_images, True)
+    equal(model.data_parallel, True)
     processor = rig.processor()
-    pictures = [noise(640, 480), noise(100, 900, 1), noise(1400, 1400, 2)]
-    _, alone = forward_images(model, processor, rig, pictures)
+    images = [noise(640, 480), noise(100, 900, 1), noise(1400, 1400, 2)]
+    _, alone = forward_images(model, processor, rig, images)
     names = (
         "get_tensor_model_parallel_rank",
         "get_tensor_model_parallel_world_size",
@@ -323,7 +161,7 @@ def data_mode_spreads_images_over_ranks(rig: Rig) -> None:
         try:
             for name, fake in zip(names, fakes, strict=True):
                 setattr(dist, name, fake)
-            return forward_images(model, processor, rig, pictures)[1]
+            return forward_images(model, processor, rig, images)[1]
         finally:
             for name, function in stock.items():
                 setattr(dist, name, function)
@@ -337,4 +175,20 @@ def data_mode_spreads_images_over_ranks(rig: Rig) -> None:
         for one, other in zip(alone, rows, strict=True):
             error = (one.float() - other.float()).norm() / one.float().norm()
             equal(bool(error < 5e-3), True, f"{ranks} ranks: relative error {error}")
-    equal(encoder.shares([5, 9, 4], 2), [[1], [0, 2]])
+
+
+@check
+def every_image_goes_to_one_rank_and_no_rank_waits_long(rig: Rig) -> None:
+    from vision_exp.model.encoder import assign_images
+
+    equal(assign_images([5, 9, 4], 2), [[1], [0, 2]])
+    draw = random.Random(0)
+    for ranks in range(1, 9):
+        for count in range(21):
+            sizes = [draw.randint(1, 3000) for _ in range(count)]
+            assigned = assign_images(sizes, ranks)
+            equal(len(assigned), ranks)
+            equal(sorted(sum(assigned, [])), list(range(count)))
+            # Largest first: the busiest rank is at most one image above the average.
+            busiest = max(sum(sizes[i] for i in numbers) for numbers in assigned)
+            equal(busiest <= sum(sizes) / ranks + max(sizes, default=0), True, "the busiest rank")

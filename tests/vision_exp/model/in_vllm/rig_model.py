@@ -80,7 +80,7 @@ class Rig:
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    """An RGB picture of random pixels."""
+    """An RGB image of random pixels."""
     return Image.frombytes(
         "RGB", (width, height), random.Random(seed).randbytes(3 * width * height)
     )

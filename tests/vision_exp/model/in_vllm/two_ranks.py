@@ -10,10 +10,11 @@ from pathlib import Path
 import cpu_model
 import torch
 from checks import check, equal
-from checks_model import forward_images, shuffled
+from checks_model import forward_images
+from checks_weights import shuffled
 from rig_model import Rig, noise
 
-PICTURES = ((640, 480), (100, 900), (1400, 1400))
+SIZES = ((640, 480), (100, 900), (1400, 1400))
 
 
 @check
@@ -68,7 +69,7 @@ def _rank(rig: Rig, rank: int, store: Path) -> dict[str, list[torch.Tensor]]:
     from vision_exp.model.encoder import encode_images
 
     weights = cpu_model.checkpoint(rig, "small")
-    pictures = [noise(*size, seed=index) for index, size in enumerate(PICTURES)]
+    images = [noise(*size, seed=index) for index, size in enumerate(SIZES)]
     out = {}
     for kind, mode in (("shared", "weights"), ("spread", "data")):
         model = cpu_model.build(
@@ -90,8 +91,8 @@ def _rank(rig: Rig, rank: int, store: Path) -> dict[str, list[torch.Tensor]]:
             part = len(whole) // 6
             rows = [whole[(2 * i + rank) * part : (2 * i + rank + 1) * part] for i in range(3)]
             equal(torch.equal(wqkv, torch.cat(rows)), True, "rows of wqkv")
-        out[kind] = forward_images(model, rig.processor(), rig, pictures)[1]
-    alone = forward_images(model, rig.processor(), rig, pictures, encode_images)
+        out[kind] = forward_images(model, rig.processor(), rig, images)[1]
+    alone = forward_images(model, rig.processor(), rig, images, encode_images)
     for one, other in zip(alone[1], out["spread"], strict=True):
         error = (one.float() - other.float()).norm() / one.float().norm()
         # Another number of rows in one matrix product is summed in another order in BF16.

@@ -11,19 +11,19 @@ from collections.abc import Callable
 import torch
 
 from vision_exp.config import VisionConfig
-from vision_exp.tower import attention, flash, graphs, split_kv
-from vision_exp.tower import fused as tower_fused
-from vision_exp.tower.modules import VisionTower
+from vision_exp.tower import VisionTower, attention, fused, graphs
+from vision_exp.tower.backends import Backend
+from vision_exp.tower.hopper import split_kv
 
 GRIDS = [(3, 5), (3, 5), (7, 2)]
 
 
-def by_keys(keys: torch.Tensor) -> flash.AttendOne:
-    """Attention of one picture whose length comes from a tensor, as FlashAttention takes it."""
+def by_keys(cu_seqlens_k: torch.Tensor) -> attention.Attend:
+    """Attention of one image whose length comes from a tensor, as FlashAttention takes it."""
 
     def attend(qkv: torch.Tensor) -> torch.Tensor:
         q, k, v = qkv.permute(1, 2, 0, 3).unbind(0)  # (heads, n, d)
-        count = int(keys[1])
+        count = int(cu_seqlens_k[1])
         out = torch.nn.functional.scaled_dot_product_attention(q, k[:, :count], v[:, :count])
         return out.transpose(0, 1).flatten(1)
 
@@ -31,13 +31,14 @@ def by_keys(keys: torch.Tensor) -> flash.AttendOne:
 
 
 def bucket_error(tower: VisionTower) -> float:
-    """Pictures one after the other in a bucket that is too large, captured work repeated.
+    """Images one after the other in a bucket that is too large, captured work repeated.
 
     The largest first: what it leaves behind must not reach the next ones.
     """
     rows = 40
-    places = graphs.Places(rows, torch.empty(0, 3, 14, 14), torch.empty(0, tower.config.dim))
-    bucket = graphs.Bucket(tower, rows, places, by_keys, repeat)
+    row = torch.empty(0, tower.config.dim)
+    static = graphs.StaticBuffers(rows, torch.empty(0, 3, 14, 14), row)
+    bucket = graphs.Bucket(tower, rows, static, by_keys, Backend(), repeat)
     assert bucket.attention is by_keys  # what a graph uses must live as long
     errors = []
     for grid in ((4, 10), (3, 5), (7, 2), (3, 5)):
@@ -61,22 +62,22 @@ class SummedOverRanks(torch.nn.Module):
         return self.whole[0](x)
 
 
-def rest_error() -> float:
-    """The last rows of one picture, by one program for each tile and by several.
+def tail_error() -> float:
+    """The last rows of one image, by one program for each tile and by several.
 
     Rows behind the last key, as a bucket has them, change nothing; nor do keys that a bucket is
     told of and does not have. What has been attended to before is left alone.
     """
     errors = []
     for rows, length, start in ((300, 287, 130), (200, 900, 140), (90, 3, 1)):
-        for shares in (1, 2, 7):
-            qkv, keys = torch.randn(rows, 3, 4, 16), torch.tensor([0, length])
-            expected = by_keys(keys)(qkv).unflatten(1, (4, 16))
+        for num_splits in (1, 2, 7):
+            qkv, cu_seqlens_k = torch.randn(rows, 3, 4, 16), torch.tensor([0, length])
+            expected = by_keys(cu_seqlens_k)(qkv).unflatten(1, (4, 16))
             expected[:start] = 7.0
-            rest = split_kv.Rest(start, rows, 4, shares, qkv.device)
+            tail = split_kv.TailRows(start, rows, 4, num_splits, qkv.device)
             for _ in range(2):  # counts from zero again
                 out = torch.full_like(expected, 7.0)
-                rest(qkv, keys, out)
+                tail(qkv, cu_seqlens_k, out)
                 errors.append(float((out - expected).norm() / expected.norm()))
     return max(errors)
 
@@ -107,34 +108,30 @@ def main() -> None:
         parameter.data.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.3)
     count = sum(height * width for height, width in GRIDS)
     patches = torch.randn(count, 3, 14, 14)
+    seqlens = [height * width for height, width in GRIDS]
     with torch.inference_mode():
-        taps: dict[str, torch.Tensor] = {}
-        expected = tower(patches, GRIDS, taps)
-        turn = tower.turn(GRIDS, patches.device)
+        x = tower.patch_embed(patches)
+        expected = tower(patches, GRIDS)
 
-        def fused() -> float:
-            found = tower_fused.run_blocks(
-                tower.blocks,
-                tower.norm,
-                taps["patch_embed"].clone(),
-                turn.cos,
-                turn.sin,
-                [height * width for height, width in GRIDS],
-                attention.by_torch,
+        def fused_error() -> float:
+            rope = tower.rope(GRIDS, patches.device)
+            backend = Backend()
+            found = fused.run_blocks(
+                tower, x.clone(), rope, lambda qkv: backend.attend(qkv, seqlens), backend
             )
             return float((found - expected).norm() / expected.norm())
 
-        error = fused()
+        error = fused_error()
         gate_up = torch.randn(9, 6)
         gate, up = gate_up.chunk(2, dim=-1)
-        swiglu = tower_fused.swiglu(gate_up) - torch.nn.functional.silu(gate) * up
+        swiglu = fused.swiglu(gate_up) - torch.nn.functional.silu(gate) * up
         in_buckets = bucket_error(tower)
-        rest = rest_error()
+        tail = tail_error()
         for block in tower.blocks:
             block.sharded = True
             block.attn.wo = SummedOverRanks(block.attn.wo)
             block.mlp.w2 = SummedOverRanks(block.mlp.w2)
-        shared = fused()
+        shared = fused_error()
     print(
         json.dumps(
             {
@@ -142,7 +139,7 @@ def main() -> None:
                 "shared": shared,
                 "swiglu": float(swiglu.abs().max()),
                 "buckets": in_buckets,
-                "rest": rest,
+                "tail": tail,
             }
         )
     )

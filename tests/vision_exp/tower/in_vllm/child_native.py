@@ -6,7 +6,6 @@ Run with a release on PYTHONPATH; argument: native vLLM's common/vision.py, load
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -16,9 +15,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import native_tower
+import stages
 import tiny_config
 import torch
-import torch.nn.functional as F
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT))
 
 from vision_exp.config import VisionConfig  # noqa: E402
-from vision_exp.tower.modules import Aligner, VisionTower  # noqa: E402
+from vision_exp.tower import Aligner, VisionTower  # noqa: E402
 from vision_exp.tower.parallel import VllmLinears  # noqa: E402
 
 REAL = {
@@ -56,14 +56,6 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
-def on_cpu(*modules: torch.nn.Module) -> None:
-    """What vLLM does after loading weights, for its linear layers on a CPU."""
-    for module in modules:
-        for layer in module.modules():
-            if hasattr(layer, "quant_method"):
-                layer.cpu_linear = F.linear
-
-
 def compare(native: ModuleType, layers: int, grids: list[tuple[int, int]]) -> list[dict[str, Any]]:
     hf = SimpleNamespace(**tiny_config.vision_config(**REAL, vision_n_layers=layers))
     config = VisionConfig.from_hf_config(hf)
@@ -72,7 +64,7 @@ def compare(native: ModuleType, layers: int, grids: list[tuple[int, int]]) -> li
         theirs = (native.DeepseekV4ViT(hf), native.DeepseekV4Aligner(hf))
     for module in modules:
         module.to_empty(device="cpu")
-    on_cpu(*theirs)
+    native_tower.on_cpu(*theirs)
     randomise(*modules)
     found = []
     for kind in ("float32", "bfloat16", "bfloat16, float32 norm weights"):
@@ -105,20 +97,20 @@ def errors(native: ModuleType, modules: Any, theirs: Any, grid: tuple[int, int])
     count = grid[0] * grid[1]
     patches = torch.rand(count, 3, 14, 14, generator=torch.Generator().manual_seed(count)) * 2 - 1
     patches = patches.to(tower.patch_embed.proj.weight.dtype)
-    taps: dict[str, torch.Tensor] = {}
-    rows = tower(patches, grid, taps)
+    with stages.recorded(tower) as outputs:
+        rows = tower(patches, grid)
     tables = native.get_vision_cos_sin(*grid, vit.rope_dim, vit.rope_theta)
-    turn = tower.turn([grid], torch.device("cpu"))
+    rope = tower.rope([grid], torch.device("cpu"))
     x = vit.patch_embed(patches)
-    found = {"patch_embed": relative(taps["patch_embed"], x)}
+    found = {"patch_embed": relative(outputs["patch_embed"], x)}
     for index, block in enumerate(vit.blocks):
         x = block(x, *tables)
-        found[f"blocks.{index}"] = relative(taps[f"blocks.{index}"], x)
+        found[f"blocks.{index}"] = relative(outputs[f"blocks.{index}"], x)
     x = vit.norm(x)
     found["norm"] = relative(rows, x)
     found["aligner"] = relative(aligner(rows, grid), projector(x, *grid))
-    cos, sin = (table.squeeze(1) for table in tables)
-    same_angles = torch.equal(turn.cos, cos) and torch.equal(turn.sin, sin)
+    pairs = zip(rope, tables, strict=True)
+    same_angles = all(torch.equal(mine, table.squeeze(1)) for mine, table in pairs)
     return {"errors": found, "same_angles": same_angles, "norm_of_output": float(x.double().norm())}
 
 
@@ -139,9 +131,9 @@ def rank_main(rank: int, ranks: int, store: str, pipe: Any) -> None:
         expected = expected, plain[1](expected, grids)
         found: dict[str, Any] = {}
         for whole in (False, True):
-            linears = VllmLinears.for_config(config, whole=whole)
+            linears = VllmLinears.for_config(config, data_parallel=whole)
             shared = (VisionTower(config, linears), Aligner(config, linears))
-            on_cpu(*shared)
+            native_tower.on_cpu(*shared)
             for mine, full in zip(shared, plain, strict=True):
                 weights = full.state_dict()
                 for name, parameter in mine.named_parameters():
@@ -157,7 +149,8 @@ def rank_main(rank: int, ranks: int, store: str, pipe: Any) -> None:
                 "parameters": sum(p.numel() for p in shared[0].parameters()),
             }
         one_head = dataclasses.replace(config, n_heads=1)
-        found["ranks sharing one head"] = VllmLinears.for_config(one_head, whole=False).tp_size
+        linears = VllmLinears.for_config(one_head, data_parallel=False)
+        found["ranks sharing one head"] = linears.tp_size
         pipe.send(found)
 
 
@@ -184,17 +177,9 @@ def two_ranks() -> list[dict[str, Any]]:
 
 def main() -> None:
     shared = two_ranks()
-    spec = importlib.util.spec_from_file_location("native_vision", sys.argv[1])
-    native = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(native)
+    native = native_tower.load(sys.argv[1])
     compared = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        set_current_vllm_config(VllmConfig()),
-        torch.inference_mode(),
-    ):
-        init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
-        initialize_model_parallel(1)
+    with native_tower.one_rank(), torch.inference_mode():
         for layers in sorted({layers for layers, _ in CASES}):
             grids = [grid for number, grid in CASES if number == layers]
             compared += compare(native, layers, grids)

@@ -21,6 +21,7 @@ from rig_visibility import (
     text_only,
 )
 
+from vision_exp import settings
 from vision_exp.visibility import flashinfer, spans, support
 
 real_describe = support.describe
@@ -96,12 +97,12 @@ def described() -> dict[str, Any]:
     """The start-up answer of this (CPU) installation, as it is and with parts of it replaced."""
     config = SimpleNamespace(parallel_config=SimpleNamespace(), model_config=None)
     out: dict[str, Any] = {"cpu": real_describe(config), "missing": support.missing_hooks()}
-    os.environ[support.REQUIRE_VARIABLE] = "1"
+    os.environ[settings.REQUIRE_VISIBILITY.name] = "1"
     try:
         real_describe(config)
         out["required"] = "accepted"
     except RuntimeError as error:
         out["required"] = str(error)
     finally:
-        del os.environ[support.REQUIRE_VARIABLE]
+        del os.environ[settings.REQUIRE_VISIBILITY.name]
     return out

@@ -1,0 +1,99 @@
+"""`validate` and `preview` start from the command line, and are no part of the overlay."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import hotfix_rig
+import pytest
+from hotfix_rig import HOTFIX, REPO
+from PIL import Image
+
+from anchors import digests
+from anchors.engine import fast, overlay
+from anchors.verbs import bundle
+
+
+def _both(folder: Path, verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """What the verb does from another folder; the module from ours has to do the same."""
+
+    def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-B", *command, *words], cwd=cwd, capture_output=True, text=True
+        )
+
+    done = run([str(HOTFIX), verb], folder)
+    module = run(["-m", f"vision_exp.{verb}"], REPO)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        module.returncode,
+        module.stdout,
+        module.stderr,
+    )
+    return done
+
+
+def test_validate(tmp_path: Path) -> None:
+    done = _both(tmp_path, "validate", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "exit codes:" in done.stdout and "--api-key" in done.stdout
+    out = tmp_path / "a.json"
+    done = _both(tmp_path, "validate", "--json", str(out), "--url", "127.0.0.1:9/v1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("[vision-exp] --url 127.0.0.1:9/v1 has no scheme")
+    done = _both(tmp_path, "validate", "--url", "http://127.0.0.1:9/v1", "--json", str(out))
+    assert done.returncode == 3 and "no usable server" in done.stderr
+
+
+def test_preview(tmp_path: Path) -> None:
+    image = tmp_path / "image.png"
+    Image.new("RGB", (640, 480)).save(image)
+    drawn = tmp_path / "seen.png"
+    done = _both(tmp_path, "preview", str(image), "-o", str(drawn))
+    assert done.returncode == 0 and "640x480" in done.stdout
+    assert drawn.is_file()
+    assert _both(tmp_path, "preview", str(tmp_path / "none.png")).returncode == 1
+    assert _both(tmp_path, "preview").returncode == 2
+
+
+def test_only_what_is_staged_is_in_the_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "vision_exp"
+    shutil.copytree(REPO / "vision_exp", package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(digests, "TOOL_ROOT", str(tmp_path))
+
+    def change(name: str) -> str:
+        with (package / name).open("a") as file:
+            file.write("# changed\n")
+        assert fast._shipped() == overlay.source_digest()
+        return overlay.source_digest()
+
+    before = overlay.source_digest()
+    assert change("validate/checks.py") == change("preview.py") == before
+    assert change("config.py") != before
+
+
+def test_the_bundle_has_them_and_the_overlay_has_not() -> None:
+    shipped = {f"vision_exp/{path}" for path in overlay.source_files()}
+    left = {path for path in bundle._sources() if path.startswith("vision_exp/")} - shipped
+    rooms = sorted(
+        path.relative_to(REPO).as_posix() for path in REPO.glob("vision_exp/validate/*.py")
+    )
+    assert sorted(left) == ["vision_exp/preview.py", *rooms]
+    assert "vision_exp/validate/__main__.py" in left
+
+
+def test_an_overlay_of_an_earlier_build_is_removed(tmp_path: Path) -> None:
+    """What is not staged any more was, and counted."""
+    rig = hotfix_rig.make(tmp_path / "rig", "0.29.0")
+    assert rig.run("apply").code == 0
+    (rig.overlay / "vision_exp" / "preview.py").write_text("# of an earlier build\n")
+    manifest = rig.overlay / "vision_exp.manifest.json"
+    staged = digests.staged_digest(str(rig.overlay / "vision_exp"), unstaged=())
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"digest": staged}))
+    assert rig.run("revert").code == 0
+    assert not (rig.overlay / "vision_exp").exists()

@@ -1,0 +1,63 @@
+"""The VISION_EXP_* variables of a serving process: their names, what they may say, their defaults.
+
+A variable is read when it is asked for, never at import. (The injected hook asks for
+VISION_EXP_DISABLE=1 itself, and only for that spelling.) Standard library only, for the hooks.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+_OFF = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Off at 0, false, no and off in any case, on at anything else; empty is as good as unset."""
+
+    name: str
+    default: bool
+
+    def is_on(self) -> bool:
+        value = os.environ.get(self.name, "").strip().lower()
+        return value not in _OFF if value else self.default
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some words; the first where it is unset or empty."""
+
+    name: str
+    allowed: tuple[str, ...]
+
+    def value(self) -> str:
+        """Raises ValueError naming the variable, another value and what is allowed."""
+        value = os.environ.get(self.name) or self.allowed[0]
+        if value not in self.allowed:
+            raise ValueError(f"{self.name}={value!r}: expected one of {', '.join(self.allowed)}")
+        return value
+
+
+#: The overlay does nothing.
+DISABLE = Switch("VISION_EXP_DISABLE", default=False)
+#: No start where image tokens would not see each other.
+REQUIRE_VISIBILITY = Switch("VISION_EXP_REQUIRE_VISIBILITY", default=False)
+#: Images are prepared by compiled loops.
+FAST_PIXELS = Switch("VISION_EXP_FAST_PIXELS", default=True)
+#: The tower runs in CUDA graphs.
+TOWER_GRAPHS = Switch("VISION_EXP_TOWER_GRAPHS", default=True)
+#: The tower's SwiGLU may run inside QuACK's matrix product.
+TOWER_QUACK = Switch("VISION_EXP_TOWER_QUACK", default=True)
+#: What becomes of images in tool messages.
+TOOL_IMAGES = Choice("VISION_EXP_TOOL_IMAGES", ("refuse", "move", "note"))
+#: What becomes of images over the limit of a request.
+IMAGE_OVERFLOW = Choice("VISION_EXP_IMAGE_OVERFLOW", ("refuse", "keep-newest"))
+
+#: `keep` leaves the checkpoint's value; anything else is as good as unset.
+RMS_NORM_EPS = "VISION_EXP_RMS_NORM_EPS"
+
+
+def keeps_eps() -> bool:
+    """Whether the checkpoint's rms_norm_eps stays."""
+    return os.environ.get(RMS_NORM_EPS) == "keep"

@@ -1,0 +1,17 @@
+"""What only GPUs of the Hopper generation run (SM90: H100, H200); all others do without it.
+
+`waves` fills the GPU with FlashAttention 3 and leaves the tail rows of an image to `split_kv`;
+`swiglu` has the activation applied inside a matrix product. `backends.select` decides.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+
+@lru_cache(maxsize=8)
+def available(device: torch.device) -> bool:
+    """Whether the kernels of this package can run on the device."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9

@@ -1,0 +1,277 @@
+"""The checks. Each Verdict says what was compared with what.
+
+Every answer is held against repeats of its request, and against answers to another image: where
+those are no further away, nothing is concluded (`judge`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import statistics
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from vision_exp.validate import images
+from vision_exp.validate.client import Content, Refused
+from vision_exp.validate.images import COLOURS, colours_named, disc, part
+from vision_exp.validate.judge import Reference, Verdict
+from vision_exp.validate.reply import Answer
+from vision_exp.validate.session import NAME_COLOUR, Session, shows
+from vision_exp.validate.stream import cancel, cancel_early
+
+#: Its answer, too, depends on the image.
+IN_FRENCH = "What colour is the disc? Answer in French, with one word."
+LONG_STORY = "Tell a story about this picture, of at least a thousand words."
+POSITION = (
+    "The picture has one small red disc. Where is its centre? Answer with two whole numbers only: "
+    "x in percent of the width from the left, then y in percent of the height from the top."
+)
+PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)
+#: Slopes of a working server were reported near 0.98, of a causal one near 0.3.
+SLOPES, LARGEST_ERROR = (0.85, 1.15), 8.0
+
+
+async def at_once(calls: list[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """The calls' results in their order. Raises the first's error once all have ended."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    for error in (each for each in found if isinstance(each, BaseException)):
+        raise error
+    return [each for each in found if isinstance(each, Answer)]
+
+
+async def concurrent(session: Session, count: int) -> Verdict:
+    contents = [shows(c, i + 10 * count) for i, c in enumerate(COLOURS[:count])]
+    together = await at_once([session.cold(*content) for content in contents])
+    alone = [await session.repeat(content) for content in contents]
+    others = [[a for other in alone if other is not mine for a in other] for mine in alone]
+    pairs = list(zip(together, map(Reference, alone, others), strict=True))
+    what = f"{count} image requests at once against each alone, three times"
+    return session.compare(pairs, what)
+
+
+async def own_image(session: Session) -> Verdict:
+    contents = [shows(colour, 40 + index) for index, colour in enumerate(COLOURS)]
+    answers = await at_once([session.cold(*content) for content in contents])
+    called = {colour: answer.text for colour, answer in zip(COLOURS, answers, strict=True)}
+    wrong = [f"{c} called {text!r}" for c, text in called.items() if colours_named(text) != [c]]
+    what = "the colour named against the colour drawn, six images at once, same question"
+    return Verdict(not wrong, what, "; ".join(wrong) or "all six right")
+
+
+async def same_twice(session: Session) -> Verdict:
+    one, twin, other = (part(disc(*each)) for each in (("red", 60), ("red", 61), ("blue", 60)))
+    question = "Which colours do the discs in the two pictures have?"
+    shared = await session.ask(one, one, question)
+    two = (await session.ask(one, twin, question)).prompt_tokens
+    single = (await session.ask(one, question, max_tokens=1)).prompt_tokens
+    again = await session.ask(one, one, question)
+    reference = await session.reference([one, one, question], [other, other, question])
+    return session.compare(
+        [(shared, reference), (again, reference)],
+        "one image twice in a prompt: prompt length as for two, and more than for one; "
+        "answers as when asked cold",
+        f"{shared.prompt_tokens} and {two} prompt tokens, with one image {single}",
+        also=shared.prompt_tokens == two > single,
+    )
+
+
+async def offsets(session: Session) -> Verdict:
+    """The block begins with 0 to 3 pads, so that its grid starts on a multiple of four."""
+    green, red = part(disc("green", 70)), part(disc("red", 70))
+    texts = ["Look" + " at" * count for count in range(8)]
+    plain = [(await session.ask(text, max_tokens=1)).prompt_tokens for text in texts]
+    shown = [await session.ask(text, green, NAME_COLOUR) for text in texts]
+    extra = [answer.prompt_tokens - n for answer, n in zip(shown, plain, strict=True)]
+    pairs = list(zip(extra, plain, strict=True))
+    fits = any(len({e - (c - n) % 4 for e, n in pairs}) == 1 for c in range(4))
+    what = (
+        "prompt lengths of one image after eight texts against the rule of the leading pads; "
+        "a warm answer against cold ones"
+    )
+    if len({length % 4 for length in plain}) != 4:
+        return Verdict(None, what, f"the texts did not reach all four offsets: {plain}")
+    detail = f"tokens added {extra} after {plain}"
+    wrong = [a.text for a in shown if colours_named(a.text) != ["green"]]
+    if wrong and not session.incoherent_reason:
+        return Verdict(False, what, f"{detail}; green disc called {wrong[0]!r}")
+    contents: list[Content] = [[texts[1], image, NAME_COLOUR] for image in (green, red)]
+    return session.compare([(shown[1], await session.reference(*contents))], what, detail, fits)
+
+
+async def reordered(session: Session) -> Verdict:
+    red, blue = part(disc("red", 80)), part(disc("blue", 80))
+    question = "Name the colours of the discs in order, separated by a comma."
+    order: Content = [red, blue, question]
+    other: Content = [blue, red, question]
+    first, swapped, again = [await session.ask(*each) for each in (order, other, order)]
+    reference = await session.reference(order, other)
+    opposite = Reference(reference.others, reference.alone)
+    what, named = "two images, swapped, and back: each answer against its order's, asked cold", True
+    if not session.incoherent_reason:
+        what += "; the colours' order against the images' order"
+        colours = [colours_named(answer.text) for answer in (first, swapped)]
+        named = colours == [["red", "blue"], ["blue", "red"]]
+    pairs = [(first, reference), (again, reference), (swapped, opposite)]
+    return session.compare(pairs, what, f"{first.text!r} and swapped {swapped.text!r}", named)
+
+
+async def prefix_fork(session: Session) -> Verdict:
+    study, yellow, red = "Study this. " * 60, part(disc("yellow", 90)), part(disc("red", 90))
+    questions = (NAME_COLOUR, IN_FRENCH)
+    asked = [await session.reference([study, yellow, q], [study, red, q]) for q in questions]
+    # Where both questions have one answer, a mixed-up one would not be distinguishable.
+    cold = [
+        Reference(mine.alone, mine.others + other.alone, "another image or the other question")
+        for mine, other in (asked, reversed(asked))
+    ]
+    warm = [await session.ask(study, yellow, question) for question in (*questions, *questions)]
+    what = "two questions about one image, by turns on a shared prefix, against cold answers"
+    return session.compare(list(zip(warm, [*cold, *cold], strict=True)), what)
+
+
+async def cancelled(session: Session) -> Verdict:
+    content = shows("black", 100)
+    reference = await session.reference(content, shows("red", 100))
+    before = await session.ask(*content)
+    cuts = [await cancel(session.client, shows("white", seed, LONG_STORY)) for seed in (101, 102)]
+    early = await cancel_early(session.client, shows("white", 103, LONG_STORY))
+    for cut in cuts:
+        if cut.error or cut.ended:
+            good = False if cut.error or not cut.pieces else None
+            what = "two streamed answers: whether they ran when they were hung up on"
+            return Verdict(good, what, f"nothing was hung up on: {cut.error or cut.ended}")
+    what = "an answer before and after two running answers were hung up on"
+    detail = f"hung up after {cuts[0].pieces} and {cuts[1].pieces} pieces"
+    if early.pieces or early.ended or early.error:
+        detail += f", none before its first ({early.error or early.ended or 'it had come'})"
+    else:
+        what += ", and a third before its first token"
+    after = await session.ask(*content)
+    return session.compare([(before, reference), (after, reference)], what, detail)
+
+
+async def bad_then_good(session: Session) -> Verdict:
+    content = shows("white", 110)
+    reference = await session.reference(content, shows("red", 110))
+    before = await session.ask(*content)
+    whole = images.encode(disc("red", 111))
+    bad = {"no image": b"this is no image", "cut short": whole[: len(whole) // 2]}
+    found = {name: await session.attempt(part(bad[name]), NAME_COLOUR) for name in bad}
+    statuses = {name: outcome.status for name, outcome in found.items()}
+    return session.compare(
+        [(before, reference), (await session.ask(*content), reference)],
+        "the status of two bad images against 4xx; a good answer before and after",
+        f"{statuses}",
+        also=all(400 <= status < 500 for status in statuses.values()),
+    )
+
+
+async def system_image(session: Session) -> Verdict:
+    """Images belong to user messages; elsewhere they are an error, not a silent drop."""
+    system = {"role": "system", "content": [part(disc("red", 120))]}
+    status = (await session.attempt("Hello", before=[system])).status
+    what = "the status of an image in a system message against 400"
+    return Verdict(status == 400, what, f"HTTP {status}")
+
+
+async def shapes(session: Session) -> Verdict:
+    """Every shape is taken, and costs the tokens that the released transform gives it."""
+    expected = expected_tokens()
+    what = "status of images of many shapes against 200" + (
+        ", their tokens against the released transform's, leading pads apart" if expected else ""
+    )
+    base = (await session.ask("What is it?", max_tokens=1)).prompt_tokens
+    wrong, seen = [], []
+    for size in images.SHAPES:
+        name = "{}x{}".format(*size)
+        found = await session.attempt(part(images.noise(*size, seed=size[0])), "What is it?")
+        if isinstance(found, Refused):
+            wrong.append(f"{name}: {found.reply}")
+            continue
+        added = found.prompt_tokens - base
+        seen.append(f"{name} {added}")
+        # Pads (0 to 3) and the separator between image and text come on top of the block.
+        if expected and not 0 <= added - expected(*size) <= 5:
+            wrong.append(f"{name}: {added} tokens, block {expected(*size)}")
+    return Verdict(not wrong, what, "; ".join(wrong or seen))
+
+
+def expected_tokens() -> Callable[[int, int], int] | None:
+    """Block length without leading pads, by the overlay's own code; None where torch is missing."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return None
+    from vision_exp.preview import unpadded_length
+
+    return unpadded_length
+
+
+async def formats(session: Session) -> Verdict:
+    parts = images.formats()
+    found = {name: await session.attempt(parts[name], "What is it?") for name in parts}
+    wrong = [
+        f"{name}: {error.reply}" for name, error in found.items() if isinstance(error, Refused)
+    ]
+    what = "status of images of many formats and colour modes against 200"
+    return Verdict(not wrong, what, "; ".join(wrong) or f"{len(parts)} accepted")
+
+
+async def positions(session: Session) -> Verdict:
+    """Markers on a five by five grid; slope and mean error of the answers along both axes.
+
+    Describing, counting and reading all pass on a server whose image tokens see each other only
+    causally; answered coordinates then shrink towards the middle. So the slope is what is judged.
+    """
+    rows: list[tuple[float, ...]] = []
+    unreadable = []
+    for x, y in ((x, y) for y in PLACES for x in PLACES):
+        marker = part(disc("red", 7, 896, x, y, 0.03))
+        text = (await session.ask(marker, POSITION, max_tokens=24)).text
+        numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)]
+        if len(numbers) == 2:
+            rows.append((100 * x, 100 * y, *numbers))
+        else:
+            unreadable.append(text)
+    what = "answered positions of a marker against its true ones, slope and error, "
+    what += f"{len(rows)} of {len(PLACES) ** 2} places"
+    # A whole row or column may be missing from few answers: of that side nothing would be known.
+    if len(rows) < 20 or any(len({row[axis] for row in rows}) < len(PLACES) for axis in (0, 1)):
+        detail = f"too few places, or none of a whole row or column: {len(unreadable)} unreadable"
+        return Verdict(False, what, f"{detail}, as {unreadable[0]!r}")
+    good, detail, columns = True, "", list(zip(*rows, strict=True))
+    for axis, true, told in (("x", *columns[::2]), ("y", *columns[1::2])):
+        slope = statistics.linear_regression(true, told).slope
+        error = statistics.fmean(abs(t - a) for t, a in zip(true, told, strict=True))
+        good = good and SLOPES[0] <= slope <= SLOPES[1] and error <= LARGEST_ERROR
+        detail += f"{axis}: slope {slope:.3f}, mean error {error:.1f} %; "
+    return Verdict(good, what, f"{detail}{len(unreadable)} unreadable")
+
+
+class Check(NamedTuple):
+    """``missing``: why a server cannot be judged by it; empty where it can."""
+
+    name: str
+    run: Callable[[Session], Awaitable[Verdict]]
+    missing: Callable[[Session], str] = lambda session: ""
+
+
+COHERENT, CACHE_SALT = attrgetter("incoherent_reason"), attrgetter("warm_reason")
+CHECKS = (
+    Check("two concurrent image requests", partial(concurrent, count=2)),
+    Check("three concurrent image requests", partial(concurrent, count=3)),
+    Check("each request its own image", own_image, COHERENT),
+    Check("the same image twice", same_twice),
+    Check("one image at every offset", offsets),
+    Check("images in another order", reordered),
+    Check("a prefix fork", prefix_fork, CACHE_SALT),
+    Check("a cancelled request", cancelled),
+    Check("a bad image, then a good one", bad_then_good),
+    Check("an image in a system message", system_image),
+    Check("images of all shapes", shapes),
+    Check("formats and colour modes", formats),
+    Check("positions in an image", positions, COHERENT),
+)

@@ -1,0 +1,69 @@
+"""Images for the validator: made here, so that what they show is known."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+import re
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+Part = dict[str, Any]
+COLOURS = ("red", "green", "blue", "yellow", "black", "white")
+#: (width, height) that a server must take: tiny, huge, far from square, no multiple of anything.
+SHAPES = [(1, 1), (14, 14), (640, 480), (333, 777), (1920, 1080), (4000, 3000)]
+SHAPES += [(2000, 200), (200, 2000), (3000, 20), (20, 3000), (512, 4096), (1023, 127)]
+
+
+def noise(width: int, height: int, seed: int) -> Image.Image:
+    """Soft grey noise: flat images make poor probes."""
+    small = Image.new("L", (max(width // 16, 1), max(height // 16, 1)))
+    small.putdata(random.Random(seed).choices(range(150, 200), k=small.width * small.height))
+    return small.resize((width, height), Image.Resampling.BILINEAR).convert("RGB")
+
+
+def disc(
+    colour: str, seed: int, size: int = 448, x: float = 0.5, y: float = 0.5, radius: float = 0.3
+) -> Image.Image:
+    """A disc of one colour on noise; its centre and radius in parts of the side."""
+    image = noise(size, size, seed)
+    box = [size * each for each in (x - radius, y - radius, x + radius, y + radius)]
+    ImageDraw.Draw(image).ellipse(box, fill=colour)
+    return image
+
+
+def formats() -> dict[str, Part]:
+    """Modes and formats that clients send."""
+    base = disc("blue", 5, 300)
+    grey, transparent = base.convert("L"), base.convert("RGBA")
+    transparent.putalpha(128)
+    found = {name: (base, name) for name in ("JPEG", "WEBP", "GIF", "BMP")}
+    found |= {"grey PNG": (grey, "PNG"), "16-bit grey PNG": (grey.convert("I;16"), "PNG")}
+    found |= {"palette PNG": (base.convert("P"), "PNG"), "transparent PNG": (transparent, "PNG")}
+    found |= {"CMYK JPEG": (base.convert("CMYK"), "JPEG")}
+    return {name: part(image, form) for name, (image, form) in found.items()}
+
+
+def encode(image: Image.Image, form: str = "PNG") -> bytes:
+    """The bytes of a file."""
+    sink = io.BytesIO()
+    image.save(sink, format=form)
+    return sink.getvalue()
+
+
+def part(image: Image.Image | bytes, form: str = "PNG") -> Part:
+    """An ``image_url`` content part with the image, or what is sent as one, in a data URL."""
+    data = image if isinstance(image, bytes) else encode(image, form)
+    url = f"data:image/{form.lower()};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def colours_named(text: str) -> list[str]:
+    """Each of `COLOURS` that a text has as a whole word, once, in the order of first mention.
+
+    A right answer may say its colour twice, and the ground's: that is grey, none of these.
+    """
+    found = re.findall(r"[^\W\d_]+", text.lower())
+    return list(dict.fromkeys(word for word in found if word in COLOURS))

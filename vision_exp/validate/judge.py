@@ -1,0 +1,185 @@
+"""When two answers count as the same, and what is concluded from that.
+
+An answer is held against several answers to the same request, asked alone and cold. It is
+
+- wrong (False) if the lower bound of its distance to all of them is beyond `Noise.limit`;
+- right (True) if it is not, and the answers to another image are;
+- not judged (None) if those are as near, so that a wrong answer would not be distinguishable, or
+  if there is too little to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vision_exp.validate.reply import Answer
+
+#: Answers of one computation may move this far (nats) even where repeats alone do not: other
+#: requests in a batch round differently. Two tokens half a nat apart, and then the other way round.
+FLOOR = 1.0
+#: A server's noise is the largest movement of some 15 repeats: of the answers that are judged then,
+#: one in 15 moves further by chance, so only twice that is held against it.
+MARGIN = 2.0
+#: Tokens this far (nats) below the likeliest are not looked at: their chances are rounding.
+LIKELY = 4.0
+#: What probabilities of all tokens may be short of, or beyond, one in a server's arithmetic.
+ROUNDING = 1e-6
+
+
+class Verdict(NamedTuple):
+    """``compared``: what was held against what; nothing beyond that was judged. None: skipped."""
+
+    good: bool | None
+    compared: str
+    detail: str
+
+
+def both(*flags: bool | None) -> bool | None:
+    """False if one is False, else None if one is None."""
+    return False if False in flags else None if None in flags else True
+
+
+class Distance(NamedTuple):
+    """``nats`` is infinite for answers that cannot be compared; of those only a bound is known."""
+
+    nats: float
+    lower_bound: float
+
+    def __str__(self) -> str:
+        return "shares nothing with" if math.isinf(self.nats) else f"is {self.nats:.2f} nats from"
+
+
+SAME, INCOMPARABLE = Distance(0.0, 0.0), Distance(math.inf, math.inf)
+
+
+def distance(left: Answer, right: Answer) -> Distance:
+    """How far a likely token's log-probability, or the difference of two, moved.
+
+    Up to and with the token at which the answers part.
+    """
+    moved = 0.0
+    for mine, other in zip(left.tokens, right.tokens, strict=False):
+        first, second = next(iter(mine)), next(iter(other))
+        if first != second and not (second in mine and first in other):
+            there = mine[first] - mine.get(second, _unlisted(mine))
+            return Distance(math.inf, there + other[second] - other.get(first, _unlisted(other)))
+        moved = max(moved, _spread(mine, other))
+        if first != second:
+            return Distance(moved, moved)
+    return Distance(moved, moved) if left.texts == right.texts else INCOMPARABLE
+
+
+def _unlisted(listed: dict[str, float]) -> float:
+    """The highest log-probability that a token which is not listed can have.
+
+    No likelier than the last that is, nor than what those leave. Where they lie close together, as
+    with random weights, other tokens at the top may be mere noise.
+    """
+    left = 1 - sum(math.exp(min(chance, 0)) for chance in listed.values())
+    return min(math.log(max(left, ROUNDING)), *listed.values())
+
+
+def _spread(mine: dict[str, float], other: dict[str, float]) -> float:
+    least = max(*mine.values(), *other.values()) - LIKELY
+    shared = mine.keys() & other.keys()
+    change = [mine[t] - other[t] for t in shared if max(mine[t], other[t]) >= least]
+    return max(0.0, *change) - min(0.0, *change) if change else 0.0
+
+
+def nearest(answer: Answer, group: list[Answer]) -> Distance:
+    """To the nearest of a group; of none that can be compared, the least lower bound."""
+    return min((distance(answer, each) for each in group), default=INCOMPARABLE)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far answers to one request, asked alone, are from the nearest of their repeats.
+
+    ``moved``: the largest finite distance in nats. ``incomparable`` of ``repeats`` answers share
+    nothing with any other: then such a distance proves nothing about this server.
+    """
+
+    moved: float = 0.0
+    incomparable: int = 0
+    repeats: int = 0
+
+    @property
+    def limit(self) -> float:
+        """Nats beyond which an answer is another one."""
+        return max(FLOOR, MARGIN * self.moved)
+
+    def __add__(self, other: Noise) -> Noise:
+        counts = self.incomparable + other.incomparable, self.repeats + other.repeats
+        return Noise(max(self.moved, other.moved), *counts)
+
+    def __str__(self) -> str:
+        some = f", {self.incomparable} of {self.repeats} beyond comparison"
+        return f"{self.moved:.2f} nats{some if self.incomparable else ''}"
+
+
+def noise_of(repeats: list[Answer]) -> Noise:
+    """Of answers to one request; none is known of less than two."""
+    if len(repeats) < 2:
+        return Noise()
+    found = [nearest(a, repeats[:i] + repeats[i + 1 :]).nats for i, a in enumerate(repeats)]
+    finite = [nats for nats in found if math.isfinite(nats)]
+    return Noise(max(finite, default=0.0), len(found) - len(finite), len(found))
+
+
+class Reference(NamedTuple):
+    """Answers to one request asked alone, and to ``what`` else: the same with another image."""
+
+    alone: list[Answer]
+    others: list[Answer]
+    what: str = "another image"
+
+
+def judge(answer: Answer, reference: Reference, noise: Noise) -> tuple[bool | None, str]:
+    """Whether an answer is the reference's, None where that cannot be concluded; and in words.
+
+    ``noise``: of this server, from the reference's repeats and any others that are known.
+    """
+    if not any(any((*each.texts, each.tokens)) for each in (answer, *reference.alone)):
+        return None, "empty answers without log-probabilities prove nothing"
+    moved = nearest(answer, reference.alone)
+    control = min((nearest(each, reference.alone) for each in reference.others), default=SAME)
+    words = f"{answer.text!r} {moved} {reference.alone[0].text!r} as asked alone"
+    hidden = (
+        f"a wrong answer would not be distinguishable: an answer to {reference.what} {control} it"
+    )
+    own = f"but so do {noise.incomparable} of {noise.repeats} repeats of one request alone"
+    limit = f"limit {noise.limit:.2f}"
+    if noise.incomparable and math.isinf(moved.nats):
+        return None, f"{words}, {own}"
+    if moved.lower_bound > noise.limit:
+        return False, f"{words}, {limit}"
+    if math.isinf(moved.nats):
+        return None, f"{words}, by {moved.lower_bound:.2f} nats or more, {limit}"
+    if noise.incomparable and math.isinf(control.nats):
+        return None, f"{hidden}, {own}"
+    if control.lower_bound <= noise.limit:
+        return None, f"{hidden}, by {control.lower_bound:.2f} nats or more, {limit}"
+    return True, words
+
+
+def all_same(pairs: list[tuple[Answer, Reference]], known: Noise) -> tuple[bool | None, str]:
+    """True only if every answer was judged, and right; and in words, with the counts.
+
+    ``known``: the server's noise from other requests; the references' own comes on top.
+    """
+    known = sum((noise_of(reference.alone) for _, reference in pairs), known)
+    found = [judge(answer, reference, known) for answer, reference in pairs]
+    good = both(*(good for good, _ in found))
+    equal = sum(any(a.texts) and a.texts in {b.texts for b in r.alone} for a, r in pairs)
+    judged = sum(good is not None for good, _ in found)
+    words = [f"{equal} of {len(pairs)} texts equal"]
+    words += [f"only {judged} of {len(pairs)} could be judged"] if judged < len(pairs) else []
+    words += list(dict.fromkeys(text for good, text in found if not good))[:3]
+    if good:
+        moved = max(nearest(answer, reference.alone) for answer, reference in pairs)
+        control = min(nearest(other, r.alone) for _, r in pairs for other in r.others)
+        words.append(f"at most {moved.nats:.2f} nats from the same request alone")
+        words.append(f"limit {known.limit:.2f}; an answer to {pairs[0][1].what} {control} it")
+    return good, "; ".join(words)
