@@ -6,7 +6,7 @@ import os
 import re
 
 from anchors.errors import environment
-from anchors.writing.journal import STATE_FOLDER
+from anchors.writing import state
 from anchors.writing.lock import refuse_not_ours
 from anchors.writing.transaction import Job
 
@@ -15,10 +15,10 @@ _SPARE = 1 << 20
 
 def check(job: Job) -> None:
     """Raises HotfixError (exit 6) naming the first place that cannot be written."""
-    state = os.path.join(job.root, STATE_FOLDER)
-    beside = (os.path.join(os.path.dirname(tree.final), STATE_FOLDER) for tree in job.trees)
-    own = (os.path.join(state, name) for name in ("undo", "originals"))
-    refuse_not_ours([state, *own, *beside], [os.path.join(state, "lock")])
+    root = job.vllm_root
+    beside = (state.folder(os.path.dirname(tree.final)) for tree in job.trees)
+    own = (state.folder(root), state.undo_folder(root), state.originals_folder(root))
+    refuse_not_ours([*own, *beside], [state.lock_path(root)])
     mounts = mount_points()
     for change in (*job.files, *job.records):
         if change.path in mounts:
@@ -38,7 +38,7 @@ def check(job: Job) -> None:
                 )
     places = {os.path.dirname(change.path) for change in (*job.files, *job.records)}
     places |= {os.path.dirname(tree.final) for tree in job.trees}
-    places |= {job.root, os.path.join(job.root, STATE_FOLDER)}
+    places |= {root, state.folder(root)}
     for place in sorted(places):
         _writable(place)
     _has_space(job)
