@@ -29,7 +29,7 @@ class OverlayChanges:
     notes: tuple[str, ...] = ()
 
 
-def staging(overlay_root: str, vllm_root: str, package: Package) -> OverlayChanges:
+def stage(overlay_root: str, vllm_root: str, package: Package) -> OverlayChanges:
     """What `apply` on one vLLM writes.
 
     Raises HotfixError: a package of somebody else in the place (3), writable by others (6).
@@ -63,7 +63,7 @@ def staging(overlay_root: str, vllm_root: str, package: Package) -> OverlayChang
     )
 
 
-def removal(overlay_root: str, vllm_root: str) -> OverlayChanges:
+def unstage(overlay_root: str, vllm_root: str) -> OverlayChanges:
     """What `revert` on one vLLM writes: nothing unless the package is ours."""
     manifest, former = _manifest(overlay_root)
     folder = package_folder(overlay_root)

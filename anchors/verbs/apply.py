@@ -16,6 +16,7 @@ from anchors.report import Report
 from anchors.verbs import commit
 from anchors.verbs.inspect import unified_diff
 from anchors.verbs.session import open_session
+from anchors.writing import preflight
 from anchors.writing.effects import Effects
 
 _READY = "image input for DeepSeek-V4-Flash-Vision-Exp is in place"
@@ -63,7 +64,7 @@ def _written(
     """Assesses and proves once more under the lock, commits that, and looks at the result."""
     target = found.plan.target
     if verified:
-        commit.check(verified)
+        preflight.check(commit.work_of(verified).job)
     with open_session(target, Effects()) as session:
         now = assess.assess(target, overlay, arguments.overlay_root)
         under_lock = _verified(now, strict=arguments.strict)

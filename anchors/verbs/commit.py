@@ -40,13 +40,13 @@ def work_of(verified: VerifiedPlan) -> Work:
     vllm_root = plan.target.root
     originals = state.originals_folder(vllm_root)
     if plan.overlay is None:
-        parts = [staging.removal(plan.overlay_root, vllm_root)]
+        parts = [staging.unstage(plan.overlay_root, vllm_root)]
         record, records = None, _removed_records(vllm_root)
         folders, empty, recompiled = [], [originals], True
     else:
-        parts = [staging.staging(plan.overlay_root, vllm_root, plan.overlay)]
+        parts = [staging.stage(plan.overlay_root, vllm_root, plan.overlay)]
         if plan.former and plan.former.overlay_root != plan.overlay_root:
-            parts.append(staging.removal(plan.former.overlay_root, vllm_root))
+            parts.append(staging.unstage(plan.former.overlay_root, vllm_root))
         content = _as_applied(plan)
         record, records = receipt.read(content), _kept_records(plan, content)
         folders, empty = [originals], []
@@ -66,11 +66,6 @@ def work_of(verified: VerifiedPlan) -> Work:
         empty=(*empty, *(path for part in parts for path in part.empty)),
     )
     return Work(job, record, tuple(note for part in parts for note in part.notes))
-
-
-def check(verified: VerifiedPlan) -> None:
-    """Raises HotfixError (3, 6) for what `commit` would refuse before it writes anything."""
-    preflight.check(work_of(verified).job)
 
 
 def commit(verified: VerifiedPlan, session: Session) -> Work:

@@ -14,7 +14,7 @@ from anchors.engine.target import Target
 from anchors.report import Report
 from anchors.verbs import commit
 from anchors.verbs.session import open_session
-from anchors.writing import journal, state
+from anchors.writing import journal, preflight, state
 from anchors.writing.effects import Effects
 
 
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace, target: Target) -> Report:
     work = commit.work_of(verified)
     if not (interrupted or _has_work(work)) or arguments.dry_run:
         return _result(verified.plan, work, pending=_has_work(work), changed=False)
-    commit.check(verified)
+    preflight.check(work.job)
     with open_session(target, Effects()) as session:
         verified = _verified(arguments, target)
         overlay_root = verified.plan.overlay_root
