@@ -119,3 +119,15 @@ def test_revert_reads_no_shipped_overlay(rig: Rig, monkeypatch: pytest.MonkeyPat
     assert rig.run("revert").code == 0
     assert not counts.opened
     assert counts.planned == 0
+
+
+def test_what_revert_writes_is_proven_too(rig: Rig) -> None:
+    """A file that would not compile without our blocks is left alone, with all the others."""
+    assert rig.run("apply").code == 0
+    path = rig.root / "models/deepseek_v4/nvidia/mtp.py"
+    path.write_bytes(path.read_bytes() + b"def (\n")
+    before = hotfix_rig.contents(rig.base)
+    answer = rig.run("revert")
+    assert answer.code == 3
+    assert "mtp.py would not compile" in answer.cause
+    assert hotfix_rig.contents(rig.base) == before
