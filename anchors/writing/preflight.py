@@ -20,7 +20,7 @@ def check(job: Job) -> None:
     own = (state.folder(root), state.undo_folder(root), state.originals_folder(root))
     refuse_not_ours([*own, *beside], [state.lock_path(root)])
     mounts = mount_points()
-    for change in (*job.files, *job.records):
+    for change in job.changes:
         if change.path in mounts:
             raise environment(
                 "target-is-mount",
@@ -36,7 +36,7 @@ def check(job: Job) -> None:
                     "Nothing was changed.",
                     hint="run as root or as that user",
                 )
-    places = {os.path.dirname(change.path) for change in (*job.files, *job.records)}
+    places = {os.path.dirname(change.path) for change in job.changes}
     places |= {os.path.dirname(tree.final) for tree in job.trees}
     places |= {root, state.folder(root)}
     for place in sorted(places):
@@ -84,7 +84,7 @@ def _writable(place: str) -> None:
 
 def _has_space(job: Job) -> None:
     needed: dict[str, int] = {}
-    for change in (*job.files, *job.records):
+    for change in job.changes:
         size = len(change.after or b"") + len(change.before or b"")
         place = _existing(os.path.dirname(change.path))
         needed[place] = needed.get(place, 0) + size

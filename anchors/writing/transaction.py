@@ -56,29 +56,34 @@ class Job:
     folders: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
 
+    @property
+    def changes(self) -> tuple[FileChange, ...]:
+        """Every file that is written or removed, in order."""
+        return (*self.files, *self.records)
+
 
 def perform(job: Job, effects: Effects) -> None:
     """Does the whole job. The lock must be held.
 
     Raises HotfixError: rolled back (4), rollback failed (5), interrupted and rolled back (130).
     """
-    plan = _journal(job)
+    journal = _journal(job)
     touched: set[str] = set()
     try:
-        _prepare(job, plan, effects)
-        _write(job, plan, effects, touched)
+        _prepare(job, journal, effects)
+        _write(job, journal, effects, touched)
         for path in job.caches:
             (effects.remove_tree if os.path.isdir(path) else effects.remove)(path)
-        for change, entry in zip(job.records, plan.files[len(job.files) :], strict=True):
+        for change, entry in zip(job.records, journal.files[len(job.files) :], strict=True):
             _put(change, entry, effects, touched)
         _read_back(job)
-        journals.save(journals.committed(plan), job.vllm_root, effects)
+        journals.save(journals.committed(journal), job.vllm_root, effects)
     except BaseException as error:
-        undone = journals.roll_back(plan, job.vllm_root, effects, touched=frozenset(touched))
+        undone = journals.roll_back(journal, job.vllm_root, effects, touched=frozenset(touched))
         if undone.left and isinstance(error, Exception):
             raise explained(error, job.vllm_root, undone.left) from error
         raise
-    journals.finish(plan, job.vllm_root, effects)
+    journals.finish(journal, job.vllm_root, effects)
 
 
 @contextmanager
@@ -103,7 +108,7 @@ def _journal(job: Job) -> Journal:
     run = os.urandom(4).hex()
     undo = state.undo_folder(job.vllm_root)
     files = []
-    for number, change in enumerate((*job.files, *job.records)):
+    for number, change in enumerate(job.changes):
         folder, name = os.path.split(change.path)
         status = os.stat(change.path) if change.before is not None else None
         files.append(
@@ -138,24 +143,23 @@ def _beside(tree: TreeChange) -> str:
     return state.folder(os.path.dirname(tree.final))
 
 
-def _prepare(job: Job, plan: Journal, effects: Effects) -> None:
+def _prepare(job: Job, journal: Journal, effects: Effects) -> None:
     """Old bytes and the journal first, then all new bytes beside their places."""
     undo = state.undo_folder(job.vllm_root)
     effects.remove_tree(undo)
     effects.make_folder(undo, 0o700)
-    changes = (*job.files, *job.records)
-    for change, entry in zip(changes, plan.files, strict=True):
+    for change, entry in zip(job.changes, journal.files, strict=True):
         if entry.undo and change.before is not None:
             effects.write(entry.undo, change.before, 0o600)
     effects.sync_folder(undo)
-    journals.save(plan, job.vllm_root, effects)
-    for folder in plan.folders:
+    journals.save(journal, job.vllm_root, effects)
+    for folder in journal.folders:
         if not os.path.isdir(folder):
             effects.make_folder(folder)
-    for change, entry in zip(changes, plan.files, strict=True):
+    for change, entry in zip(job.changes, journal.files, strict=True):
         if change.after is not None:
             effects.write(entry.temp, change.after, entry.mode, (entry.uid, entry.gid))
-    for tree, place in zip(job.trees, plan.trees, strict=True):
+    for tree, place in zip(job.trees, journal.trees, strict=True):
         if tree.files is not None:
             _fill(place.new, tree.files, effects)
 
@@ -171,10 +175,10 @@ def _fill(folder: str, files: Mapping[str, bytes], effects: Effects) -> None:
         effects.write(os.path.join(folder, path), data)
 
 
-def _write(job: Job, plan: Journal, effects: Effects, touched: set[str]) -> None:
-    for change, entry in zip(job.files, plan.files, strict=False):
+def _write(job: Job, journal: Journal, effects: Effects, touched: set[str]) -> None:
+    for change, entry in zip(job.files, journal.files, strict=False):
         _put(change, entry, effects, touched)
-    for place in plan.trees:
+    for place in journal.trees:
         if place.had:
             effects.rename(place.final, place.old)
         if not place.remove:
@@ -191,7 +195,7 @@ def _put(change: FileChange, entry: FileEntry, effects: Effects, touched: set[st
 
 
 def _read_back(job: Job) -> None:
-    for change in (*job.files, *job.records):
+    for change in job.changes:
         if read_file(change.path) != change.after:
             raise OSError(errno.EIO, "reads back differently from what was written", change.path)
     for tree in job.trees:
