@@ -21,7 +21,8 @@ import sys
 if os.path.dirname(os.path.abspath(__file__)) not in sys.path:  # python3 -I, PYTHONSAFEPATH
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from anchors.cli import report
+from anchors import report
+from anchors.cli import output
 from anchors.cli.parser import PROGRAMS, build_parser
 from anchors.engine import fast
 from anchors.engine.target import Target, discover
@@ -34,13 +35,14 @@ from anchors.errors import (
     HotfixError,
     unexpected,
 )
+from anchors.writing import state
 
 # Not from typing, whose import would take a tenth of the time that a second run may take.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from anchors.cli.report import Report
+    from anchors.report import Report
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -84,18 +86,18 @@ def _show(arguments: argparse.Namespace, result: Report) -> None:
     """Results to stdout, what was refused to stderr: its first line is the cause."""
     text, trace = result.pop("text", None), result.pop("trace", "")
     if arguments.json:
-        report.print_json(result)
+        output.print_json(result)
         return
     if text is not None:
         sys.stdout.write(text)
     elif not arguments.quiet and not trace:
-        colour = report.uses_colour(arguments.color)
-        print(report.text(result, colour=colour, verbose=arguments.verbose))
+        colour = output.uses_colour(arguments.color)
+        print(output.text(result, colour=colour, verbose=arguments.verbose))
         if result.get("summary"):
             print(f"=====> {result['summary']}")
     if result["exit"] != DONE and result["error"]:
         sys.stdout.flush()
-        words = report.failure(result["error"], verbose=arguments.verbose)
+        words = output.failure(result["error"], verbose=arguments.verbose)
         ours = result["error"]["reference"] == UNEXPECTED  # its traceback is in the words
         brief = arguments.quiet and not ours
         print(words.partition("\n")[0] if brief else words, file=sys.stderr)
@@ -117,47 +119,58 @@ def _guarded(arguments: argparse.Namespace) -> Report:
 
 
 def _run(arguments: argparse.Namespace) -> Report:
+    """Calls the verb's module. The shipped overlay is read here, once, and handed on."""
     if arguments.verb in ("list", "explain"):
         from anchors.verbs import explain
 
         return explain.run(arguments)
     if arguments.verb == "drift":
-        from anchors.drift import command
+        from anchors.drift import command as drift
 
-        return command.run(arguments)
+        return drift.run(arguments)
     if arguments.verb == "bundle":
         from anchors.verbs import bundle
 
         return bundle.run(arguments)
     target = discover(arguments.root)
     arguments.tree = target.root
+    arguments.overlay_root = fast.requested_root(arguments.overlay_root)
+    if arguments.verb == "revert":
+        from anchors.verbs import revert
+
+        return revert.run(arguments, target)
+    shipped = fast.read_shipped()
     if arguments.verb in ("apply", "status"):
-        known = _from_receipt(arguments, target)
+        known = _from_receipt(arguments, target, shipped)
         if known:
             return known
     if arguments.verb == "doctor":
         from anchors.doctor import command as doctor
 
-        return doctor.run(arguments, target)
+        return doctor.run(arguments, target, shipped)
+    if arguments.verb == "apply":
+        from anchors.verbs import apply
+
+        return apply.run(arguments, target, shipped)
     from anchors.verbs import inspect
 
     try:
-        return inspect.run(arguments, target)
+        return inspect.run(arguments, target, shipped)
     except HotfixError as error:
         # Only an import shows what --import asks for; the receipt cannot stand in for it.
         recorded = arguments.verb == "verify" and not arguments.imports
-        known = _from_receipt(arguments, target) if recorded else None
+        known = _from_receipt(arguments, target, shipped) if recorded else None
         if error.reference != "no-libcst" or known is None:
             raise
         known["notes"] = [*known["notes"], "LibCST is missing: compared with the receipt only"]
         return known
 
 
-def _from_receipt(arguments: argparse.Namespace, target: Target) -> Report | None:
+def _from_receipt(
+    arguments: argparse.Namespace, target: Target, shipped: dict[str, bytes]
+) -> Report | None:
     """The answer where the receipt still holds: no parsing, no writing."""
-    wanted = arguments.overlay_root or os.environ.get("VISION_EXP_OVERLAY_ROOT")
-    wanted = os.path.abspath(os.path.expanduser(wanted)) if wanted else None
-    known = fast.applied(target.root, wanted)
+    known = fast.applied(target.root, arguments.overlay_root, shipped)
     if known is None or getattr(arguments, "strict", False):
         return None
     result = report.blank()
@@ -185,7 +198,7 @@ def _consequence(arguments: argparse.Namespace) -> tuple[str, int]:
 
     Writing has its own words (exit 4 and 5), so all that can be open is an earlier run's work.
     """
-    if arguments.tree and fast.interrupted(arguments.tree):
+    if arguments.tree and state.is_interrupted(arguments.tree):
         return "A run was interrupted: the next apply or revert rolls it back first.", BROKEN
     return "Nothing was changed.", ENVIRONMENT
 

@@ -7,6 +7,10 @@ import os
 
 from anchors import UNSTAGED
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 TOOL_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -15,15 +19,19 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def file_digest(path: str) -> str | None:
-    """Hex digest of a file, None where there is none. A pipe or a device is never opened."""
-    if not os.path.isfile(path):
-        return None
+def read_file(path: str) -> bytes | None:
+    """The bytes of a file, None where there is none."""
     try:
         with open(path, "rb") as file:
-            return sha256(file.read())
+            return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def file_digest(path: str) -> str | None:
+    """Hex digest of a file, None where there is none. A pipe or a device is never opened."""
+    data = read_file(path) if os.path.isfile(path) else None
+    return None if data is None else sha256(data)
 
 
 def package_files(folder: str) -> list[str]:
@@ -39,7 +47,7 @@ def package_files(folder: str) -> list[str]:
     return sorted(found)
 
 
-def manifest_digest(files: dict[str, bytes]) -> str:
+def manifest_digest(files: Mapping[str, bytes]) -> str:
     """Digest over sorted relative paths and bytes; the injected hook computes the same."""
     digest = hashlib.sha256()
     for path in sorted(files):
@@ -55,12 +63,6 @@ def read_package(folder: str) -> dict[str, bytes]:
         with open(os.path.join(folder, path), "rb") as file:
             files[path] = file.read()
     return files
-
-
-def shipped_overlay() -> dict[str, bytes]:
-    """Relative path -> bytes of the overlay that this tool would stage."""
-    files = read_package(os.path.join(TOOL_ROOT, "vision_exp"))
-    return {path: files[path] for path in files if path.split("/")[0] not in UNSTAGED}
 
 
 def staged_digest(folder: str, unstaged: tuple[str, ...] = UNSTAGED) -> str | None:
@@ -96,13 +98,13 @@ def tool_digest() -> str:
     return manifest_digest(files)
 
 
-def writable_by_others(root: str) -> str | None:
+def writable_by_others(overlay_root: str) -> str | None:
     """The first of an overlay root and all in its package that somebody else could write.
 
     Somebody else is anyone but root and the current user.
     """
-    folder = os.path.join(root, "vision_exp")
-    places = [root, folder]
+    folder = os.path.join(overlay_root, "vision_exp")
+    places = [overlay_root, folder]
     for base, folders, names in os.walk(folder):
         places += [os.path.join(base, name) for name in (*folders, *names)]
     for place in places:

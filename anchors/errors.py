@@ -23,7 +23,7 @@ class HotfixError(Exception):
     `reference` is kebab-case and stable; the first line of `message` names cause and
     consequence; `context` holds further lines; `hint` is the next command; `exit_code`
     is one of the constants above; `state` is the tree's state where it is known; `report` is
-    the `--json` object of a tree that was judged and then refused.
+    the `--json` object of a tree that was assessed and then refused.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ def refused(reference: str, message: str, *context: str, hint: str, state: str =
 def environment(
     reference: str, message: str, *context: str, hint: str, state: str = ""
 ) -> HotfixError:
-    """The surroundings do not allow the job; nothing was changed (exit 6)."""
+    """The environment does not allow the job; nothing was changed (exit 6)."""
     return HotfixError(
         reference, message, exit_code=ENVIRONMENT, context=context, hint=hint, state=state
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from anchors import __version__
-from anchors.cli import report
+from anchors import __version__, report
+from anchors.cli import output
 from anchors.errors import USAGE
 
 # Not from typing, whose import would take a tenth of the time that a second run may take.
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
                 "context": [],
                 "hint": hint,
             }
-            report.print_json(failed)
+            output.print_json(failed)
         else:
             print(f"{report.PREFIX} {message}\nnext: {hint}", file=sys.stderr)
         raise SystemExit(USAGE)

@@ -7,23 +7,26 @@ import glob
 import json
 import os
 import sys
+from collections.abc import Mapping
 
-from anchors.cli.report import PREFIX, Report
+from anchors.digests import read_file
 from anchors.doctor import drafting, environment, log, manifest, tower_memory
 from anchors.engine import caches
-from anchors.engine.assess import DONE_STATES, Options, answering, as_report, judge
+from anchors.engine.assess import DONE_STATES, answering, as_report, assess
+from anchors.engine.overlay import package
 from anchors.engine.target import Target
 from anchors.errors import DONE, NO, USAGE, HotfixError
+from anchors.report import PREFIX, Report
 
 _B12X = "VLLM_USE_B12X_MHC"
 _EPS = "VISION_EXP_RMS_NORM_EPS"
 
 
-def run(arguments: argparse.Namespace, target: Target) -> Report:
+def run(arguments: argparse.Namespace, target: Target, shipped: Mapping[str, bytes]) -> Report:
     """The screen, or with --manifest, --against and --log their answers."""
     with answering():
-        judged = judge(target, Options(overlay_root=arguments.overlay_root))
-    result = as_report(judged, "doctor")
+        found = assess(target, package(shipped), arguments.overlay_root)
+    result = as_report(found, "doctor")
     result["exit"] = DONE if result["state"] in DONE_STATES else NO
     here = manifest.of(result)
     if arguments.manifest:
@@ -38,7 +41,7 @@ def run(arguments: argparse.Namespace, target: Target) -> Report:
         result["exit"] = NO if different else result["exit"]
     if arguments.log:
         agreement = log.read(_text(arguments.log))
-        facts.append(("log", _told(agreement)))
+        facts.append(("log", _agreement_text(agreement)))
         facts += [("log", difference) for difference in agreement.differences]
         other = [plan for plan in agreement.plans if not (result["plan"] or "").startswith(plan)]
         if other:
@@ -74,7 +77,7 @@ def _caches(state: str) -> str:
     """Model-inspection entries are all that can outlive an apply: written before it, they lie."""
     entries = [
         entry
-        for root in caches.roots()
+        for root in caches.cache_roots()
         for entry in glob.glob(
             os.path.join(glob.escape(root), "modelinfos", "vllm-models-deepseek_v4-*.json")
         )
@@ -114,8 +117,7 @@ def _eps(target: Target) -> str:
 
 def _bytes(target: Target, path: str) -> bytes | None:
     try:
-        with open(os.path.join(target.root, path), "rb") as file:
-            return file.read()
+        return read_file(os.path.join(target.root, path))
     except OSError:
         return None
 
@@ -134,7 +136,7 @@ def _text(path: str) -> str:
         ) from error
 
 
-def _told(agreement: log.Agreement) -> str:
+def _agreement_text(agreement: log.Agreement) -> str:
     if not agreement.processes:
         return "no evidence line: no process of this server built a vision model or processor"
     verdict = "agree" if not agreement.differences else "DO NOT agree"

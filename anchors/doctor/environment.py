@@ -20,9 +20,9 @@ class Gpu:
     capability: str
 
 
-def installed_by(root: str) -> str:
+def installed_by(vllm_root: str) -> str:
     """What installed the package, from its dist-info; how an editable one was is said too."""
-    site = os.path.dirname(root)
+    site = os.path.dirname(vllm_root)
     infos = [name for name in _listed(site) if _NAME.fullmatch(name)]
     if not infos:
         return "no dist-info beside it: a checkout, or copied by hand"
@@ -34,7 +34,7 @@ def installed_by(root: str) -> str:
     except ValueError:
         url = {}
     editable = isinstance(url, dict) and url.get("dir_info", {}).get("editable")
-    shared = os.stat(os.path.join(root, "__init__.py")).st_nlink > 1
+    shared = os.stat(os.path.join(vllm_root, "__init__.py")).st_nlink > 1
     words = [f"installed by {tool}"]
     words += ["editable"] if editable else []
     words += ["files hard-linked from a cache (replaced, not written through)"] if shared else []

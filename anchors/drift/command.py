@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from anchors.cli import report
-from anchors.cli.report import Report
+from anchors import report
 from anchors.digests import TOOL_ROOT, sha256, tool_digest
 from anchors.drift import explain, pages, trees
 from anchors.drift.trees import Cache, Tree
@@ -20,6 +19,7 @@ from anchors.engine.requirements import Requirement
 from anchors.errors import DONE, NO, HotfixError, environment
 from anchors.kit.anchor import Anchor
 from anchors.releases.wheels import WheelError
+from anchors.report import Report
 from anchors.sites import all_anchors
 
 VERIFIED = Path(TOOL_ROOT) / "anchors" / "verified.json"

@@ -66,7 +66,7 @@ def _judge(
 ) -> Judged:
     paths = dict.fromkeys(anchor.file for anchor in anchors)
     stock = {path: fences.split(tree.read(path) or b"").stock for path in paths}
-    seen = native.judge(str(root), stock)
+    seen = native.assess(str(root), stock)
     if seen and seen.state == SUPERSEDED:
         return Judged(
             tree.label,
@@ -92,7 +92,7 @@ def _judge(
 def _file(tree: Tree, path: str, anchors: tuple[Anchor, ...]) -> list[Finding]:
     data = tree.read(path)
     if data is None:
-        if may_be_absent(path, tree.read(f"{native.PACKAGE}/__init__.py") or b""):
+        if may_be_absent(anchors, tree.read(f"{native.PACKAGE}/__init__.py") or b""):
             why = "this release has no such file"
             return [Finding(a.id, path, NOT_APPLICABLE, why) for a in anchors]
         return [

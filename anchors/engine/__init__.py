@@ -1,1 +1,5 @@
-"""The patch engine: pure from target to verified plan, one crash-safe transaction after it."""
+"""From bytes to a plan that is proven: Target -> Source -> Located -> Plan -> VerifiedPlan.
+
+Here files are read and nothing is written. `verbs.commit` takes a VerifiedPlan on: it makes the
+Job that `writing` carries out, and leaves a Receipt.
+"""

@@ -1,4 +1,4 @@
-"""Target -> Judged: one state for the whole tree, with receipt, overlay and journal considered."""
+"""Target -> Assessment: one state for the whole tree, with receipt, overlay, journal considered."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from anchors.cli import report
-from anchors.cli.report import Report
+from anchors import report
 from anchors.digests import file_digest, sha256
 from anchors.engine import overlay, receipt
+from anchors.engine.overlay import Package
 from anchors.engine.plan import Plan, make
 from anchors.engine.target import Target
 from anchors.errors import NO, REFUSED, HotfixError, refused
+from anchors.report import Report
 from anchors.sites import all_anchors
-from anchors.writing import journal, lock
+from anchors.writing import journal, lock, state
 
 DONE_STATES = ("applied", "applied-unrecorded", "superseded")
-_SETTLE_S = 0.05
+_WRITING_STATES = ("pristine", "outdated", "stale", "applied-unrecorded")
+_PAUSE_S = 0.05
 _HINTS = {
     "drifted": "python3 hotfix.py -v status; then look for a newer vision-exp for this vLLM",
     "mixed": "python3 hotfix.py revert, then apply; if revert refuses too, reinstall vLLM",
@@ -31,99 +33,91 @@ _HINTS = {
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the command line asked for."""
-
-    overlay_root: str | None = None
-    dry_run: bool = False
-    strict: bool = False
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A tree judged: the plan, its state with everything considered, the receipt."""
+class Assessment:
+    """A tree assessed: its plan, and its state with everything considered."""
 
     plan: Plan
     state: str
     detail: str
-    receipt: receipt.Receipt | None
     notes: tuple[str, ...]
     overlay_state: str
 
     @property
-    def bytes_now(self) -> tuple[bytes | None, ...]:
-        """The target files' bytes as they were when judged."""
-        return tuple(file.current for file in self.plan.files)
+    def needs_writing(self) -> bool:
+        """Whether apply carries the plan out; an interrupted tree is rolled back before that."""
+        return self.state in _WRITING_STATES
 
 
-def judge(target: Target, options: Options, *, trust_receipt: bool = True) -> Judged:
-    """Target to state, without writing. Raises HotfixError for what cannot be judged.
+def assess(
+    target: Target, package: Package, overlay_root: str | None, *, trust_receipt: bool = True
+) -> Assessment:
+    """Target to state, without writing. Raises HotfixError for what cannot be assessed.
 
-    Without `trust_receipt` what it says of the bytes before patching counts for nothing.
+    `overlay_root` is the one asked for, None where the one in use is meant. Without
+    `trust_receipt` what the receipt says of the bytes before patching counts for nothing.
 
     A refusal is only believed once nobody else is writing: files read in the middle of another
     run's renames look like a mixture.
     """
-    judged = _judge_once(target, options, trust_receipt)
-    lock_path = os.path.join(target.root, journal.STATE_FOLDER, "lock")
+    found = _assess_once(target, package, overlay_root, trust_receipt)
     deadline = time.monotonic() + lock.WAIT_S
-    while judged.state in _HINTS and time.monotonic() < deadline:
-        waited = lock.wait_for_holder(lock_path)
-        if not waited and _unchanged(judged):
+    while found.state in _HINTS and time.monotonic() < deadline:
+        waited = lock.wait_for_holder(state.lock_path(target.root))
+        if not waited and _is_unchanged(found.plan):
             break
-        time.sleep(_SETTLE_S)
-        judged = _judge_once(target, options, trust_receipt)
-    return judged
+        time.sleep(_PAUSE_S)
+        found = _assess_once(target, package, overlay_root, trust_receipt)
+    return found
 
 
-def _judge_once(target: Target, options: Options, trust_receipt: bool) -> Judged:
-    record, note = receipt.load(target.root)
-    recorded_root = str(record["overlay"]["root"]) if record else None
-    digest = overlay.source_digest()
+def _assess_once(
+    target: Target, package: Package, overlay_root: str | None, trust_receipt: bool
+) -> Assessment:
+    former, note = receipt.load(target.root)
+    recorded_root = former.overlay_root if former else None
     plan = make(
         target,
         all_anchors(),
-        root=overlay.requested_root(options.overlay_root) or recorded_root,
-        default_root=overlay.DEFAULT_ROOT,
-        overlay=digest,
-        before=receipt.stock_digests(record) if trust_receipt else None,
+        package,
+        overlay_root=overlay_root or recorded_root,
+        former=former,
+        trust_receipt=trust_receipt,
     )
-    staged = overlay.state_of(plan.root, digest)
-    state, detail = plan.state, plan.detail
-    if state == "applied" and staged != "staged":
-        state, detail = "stale", f"the overlay in {plan.root} is {staged}"
-    elif state == "applied" and not _recorded(record, plan):
-        state, detail = "applied-unrecorded", "applied, without a receipt that says so"
+    staged = overlay.state_of(plan.overlay_root, package.digest)
+    found, detail = plan.state, plan.detail
+    if found == "applied" and staged != "staged":
+        found, detail = "stale", f"the overlay in {plan.overlay_root} is {staged}"
+    elif found == "applied" and not _is_recorded(plan):
+        found, detail = "applied-unrecorded", "applied, without a receipt that says so"
     if journal.load(target.root) is not None:
-        state, detail = "interrupted", "an earlier run was interrupted; apply rolls it back first"
+        found, detail = "interrupted", "an earlier run was interrupted; apply rolls it back first"
     notes = (*plan.notes, note) if note else plan.notes
-    return Judged(plan, state, detail, record, notes, staged)
+    return Assessment(plan, found, detail, notes, staged)
 
 
-def _unchanged(judged: Judged) -> bool:
-    root = judged.plan.target.root
+def _is_unchanged(plan: Plan) -> bool:
     return all(
-        file_digest(os.path.join(root, file.path))
+        file_digest(os.path.join(plan.target.root, file.path))
         == (None if file.current is None else sha256(file.current))
-        for file in judged.plan.files
+        for file in plan.files
     )
 
 
-def _recorded(record: receipt.Receipt | None, plan: Plan) -> bool:
-    if record is None or record["plan"] != plan.digest:
+def _is_recorded(plan: Plan) -> bool:
+    if plan.former is None or plan.former.plan != plan.digest:
         return False
-    after = {file["path"]: file["after"] for file in record["files"]}
+    after = plan.former.after
     return all(after.get(f.path) == (sha256(f.after) if f.after else None) for f in plan.files)
 
 
-def as_report(judged: Judged, verb: str) -> Report:
-    """The `--json` object for a judged tree."""
-    plan = judged.plan
+def as_report(assessment: Assessment, verb: str) -> Report:
+    """The `--json` object for an assessed tree."""
+    plan = assessment.plan
     full = report.blank()
     full.update(
         verb=verb,
-        state=judged.state,
-        detail=judged.detail,
+        state=assessment.state,
+        detail=assessment.detail,
         vllm={"root": plan.target.root, "version": plan.target.version},
         plan=plan.digest or None,
         files=[
@@ -138,13 +132,16 @@ def as_report(judged: Judged, verb: str) -> Report:
             }
             for file in plan.files
         ],
-        overlay=None
-        if judged.state == "superseded"
-        else {"root": plan.root, "digest": plan.overlay, "state": judged.overlay_state},
-        notes=list(judged.notes),
+        notes=list(assessment.notes),
     )
-    if judged.state in _HINTS:
-        full["error"] = _refusal(judged).as_json()
+    if plan.overlay and assessment.state != "superseded":
+        full["overlay"] = {
+            "root": plan.overlay_root,
+            "digest": plan.overlay.digest,
+            "state": assessment.overlay_state,
+        }
+    if assessment.state in _HINTS:
+        full["error"] = _refusal(assessment).as_json()
     return full
 
 
@@ -159,18 +156,18 @@ def answering() -> Iterator[None]:
         raise
 
 
-def refuse(judged: Judged) -> None:
+def refuse(assessment: Assessment) -> None:
     """Raises HotfixError (exit 3) where the tree is one that apply refuses."""
-    if judged.state in _HINTS:
-        error = _refusal(judged)
-        error.report = as_report(judged, "")
+    if assessment.state in _HINTS:
+        error = _refusal(assessment)
+        error.report = as_report(assessment, "")
         raise error
 
 
-def refuse_partial(judged: Judged) -> None:
+def refuse_partial(assessment: Assessment) -> None:
     """`--strict`: raises HotfixError (exit 3) where an edit site has no file in this release."""
     editing = {anchor.id for anchor in all_anchors() if anchor.render}
-    for file in judged.plan.files:
+    for file in assessment.plan.files:
         for anchor in file.anchors:
             if anchor.id in editing and anchor.state == "not-applicable":
                 raise refused(
@@ -182,11 +179,12 @@ def refuse_partial(judged: Judged) -> None:
                 )
 
 
-def _refusal(judged: Judged) -> HotfixError:
-    version = judged.plan.target.version or "of unknown version"
+def _refusal(assessment: Assessment) -> HotfixError:
+    version = assessment.plan.target.version or "of unknown version"
+    found, detail = assessment.state, assessment.detail
     return refused(
-        judged.state,
-        f"vLLM {version} is {judged.state}: {judged.detail or judged.state}. Nothing was changed.",
-        hint=_HINTS[judged.state],
-        state=judged.state,
+        found,
+        f"vLLM {version} is {found}: {detail or found}. Nothing was changed.",
+        hint=_HINTS[found],
+        state=found,
     )

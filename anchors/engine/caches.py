@@ -16,7 +16,7 @@ _TRACED = ("computation_graph.py", "cache_key_factors.json", "model")
 _CHUNK = 1 << 20
 
 
-def roots() -> list[str]:
+def cache_roots() -> list[str]:
     """Cache roots a server started from here may use: VLLM_CACHE_ROOT, XDG, home."""
     home = os.path.join(os.path.expanduser("~"), ".cache")
     found = [os.path.join(home, "vllm")]
@@ -27,15 +27,15 @@ def roots() -> list[str]:
     return list(dict.fromkeys(os.path.realpath(path) for path in found if path[:1] != "~"))
 
 
-def stale(root: str, sources: list[str], *, compiled: bool) -> list[str]:
-    """Entries to remove when `sources` of the vLLM at `root` change.
+def stale(vllm_root: str, sources: list[str], *, compiled: bool) -> list[str]:
+    """Entries to remove when `sources` of the vLLM change.
 
     `compiled` adds the torch.compile artifacts made from DeepSeek-V4 code.
     Raises HotfixError (exit 6) for an entry that could not be removed or read.
     """
     try:
-        found = [entry for path in sources for entry in _byte_code(os.path.join(root, path))]
-        for cache in roots():
+        found = [entry for path in sources for entry in _byte_code(os.path.join(vllm_root, path))]
+        for cache in cache_roots():
             folder = glob.escape(os.path.join(cache, "modelinfos"))
             found += sorted(glob.glob(os.path.join(folder, _MODELINFOS)))
             if compiled:

@@ -1,4 +1,4 @@
-"""Runs one anchor over one piece of source; the cases in the sites are judged by this."""
+"""Runs one anchor over one piece of source; the cases in the sites are checked by this."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anchors.kit.anchor import (
 _SAMPLE = Values(root="/overlay", overlay="0" * 64, plan="1" * 64)
 
 
-def judge(anchor: Anchor, source: str) -> tuple[str, str]:
+def run(anchor: Anchor, source: str) -> tuple[str, str]:
     """(outcome, patched source). The source is unchanged unless the outcome is `applies`."""
     data = source.encode()
     parted = fences.split(data)

@@ -9,7 +9,7 @@ from anchors import __version__
 from anchors.digests import sha256
 
 _FENCE = re.compile(rb"[ \t]*# (>>>|<<<) vision-exp:([a-z0-9-]+)[ \t]*\r?\n?")
-_HEADER = re.compile(r"\s*# Added by vision-exp ([0-9.]+) \(body ([0-9a-f]{12})\)")
+_HEADER = re.compile(r"\s*# Added by vision-exp ([0-9][\w.+]*) \(body ([0-9a-f]{12})\)")
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import atexit
-import codecs
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import warnings
@@ -15,26 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from anchors import bundled
-from anchors.digests import TOOL_ROOT, sha256
+from anchors.digests import TOOL_ROOT
+from anchors.engine.source import REINSTALL_HINT, decode
 from anchors.errors import HotfixError, environment, refused
 from anchors.kit.anchor import Anchor, Drift, Match, NotApplicable
 
 Outcome = Match | Drift | NotApplicable
 _DEEPEST = 250
-_REINSTALL = "reinstall this vLLM, or use a container that has not been edited"
-
-
-@dataclass(frozen=True)
-class Source:
-    """One target file: path relative to the package, and its bytes (None where there is none)."""
-
-    path: str
-    data: bytes | None
-
-    @property
-    def digest(self) -> str | None:
-        """SHA-256 of the bytes."""
-        return None if self.data is None else sha256(self.data)
 
 
 @dataclass(frozen=True)
@@ -45,75 +30,10 @@ class Located:
     outcomes: tuple[tuple[Anchor, Outcome], ...]
 
 
-def read(root: str, path: str) -> Source:
-    """Reads a target file.
-
-    Raises HotfixError: not a regular file, unreadable (6), a link that leads elsewhere (6).
-    """
-    full = os.path.join(root, path)
-    try:
-        if os.path.realpath(full) != full:
-            raise environment(
-                "target-is-link",
-                f"{path} is a link to {os.path.realpath(full)}, which another environment may "
-                "use. Nothing was changed.",
-                hint="reinstall vLLM with copies (uv: --link-mode=copy), then run this again",
-            )
-        if not stat.S_ISREG(os.stat(full).st_mode):
-            raise refused(
-                "target-not-a-file",
-                f"{path} is not a regular file. Nothing was changed.",
-                hint=_REINSTALL,
-                state="missing",
-            )
-        with open(full, "rb") as file:
-            return Source(path, file.read())
-    except (FileNotFoundError, NotADirectoryError):
-        return Source(path, None)
-    except PermissionError as error:
-        raise environment(
-            "target-unreadable",
-            f"{path} cannot be read: {error.strerror}. Nothing was changed.",
-            hint="run as the user that owns this vLLM",
-        ) from error
-
-
-def decode(path: str, data: bytes) -> str:
-    """The text of a Python file, BOM taken off. Raises HotfixError (exit 3) for what is none."""
-    if not data.strip():
-        raise refused(
-            "target-empty",
-            f"{path} is empty, so this vLLM cannot work. Nothing was changed.",
-            hint=_REINSTALL,
-            state="drifted",
-        )
-    try:
-        text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise refused(
-            "target-not-utf8",
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). "
-            "Nothing was changed.",
-            hint=_REINSTALL,
-            state="drifted",
-        ) from error
-    before, nul, _ = text.partition("\0")
-    if nul:  # Python's own error names no line
-        line = before.count("\n") + 1
-        raise refused(
-            "target-nul",
-            f"{path} holds a NUL byte (line {line}), so this vLLM cannot work. "
-            "Nothing was changed.",
-            hint=_REINSTALL,
-            state="drifted",
-        )
-    return text
-
-
-# A run judges the same bytes before and under the lock, and its own result afterwards.
+# A run assesses the same bytes before and under the lock, and its own result afterwards.
 @lru_cache(maxsize=32)
 def locate(path: str, data: bytes, anchors: tuple[Anchor, ...]) -> Located:
-    """Judges `anchors` on a file's stock bytes.
+    """Looks for `anchors` in a file's stock bytes.
 
     Raises HotfixError: not Python (3), LibCST missing (6).
     """
@@ -123,7 +43,7 @@ def locate(path: str, data: bytes, anchors: tuple[Anchor, ...]) -> Located:
             "target-line-ends",
             f"{path} has lines that end in a carriage return alone, as no vLLM ships them. "
             "Nothing was changed.",
-            hint=_REINSTALL,
+            hint=REINSTALL_HINT,
             state="drifted",
         )
     _parseable(path, text)
@@ -185,7 +105,7 @@ def _too_deep(path: str) -> HotfixError:
         "target-too-deep",
         f"{path} is nested too deeply to parse, or an expression in it is too long. "
         "Nothing was changed.",
-        hint=_REINSTALL,
+        hint=REINSTALL_HINT,
         state="drifted",
     )
 
@@ -196,7 +116,7 @@ def _syntax(path: str, line: int | None) -> HotfixError:
         "target-syntax",
         f"{path} does not parse with Python {python} (line {line or 'unknown'}), so this vLLM "
         "cannot work here. Nothing was changed.",
-        hint=_REINSTALL,
+        hint=REINSTALL_HINT,
         state="drifted",
     )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from anchors.digests import read_file
 
 PACKAGE = "models/deepseek_v4"
 REGISTRY = "model_executor/models/registry.py"
-CONFIG = "transformers_utils/configs/deepseek_v4.py"
 UPSTREAM_CLASS = "DeepseekV4ForConditionalGeneration"
 _FOLDERS = ("", "common", "nvidia")
 _ENTRY = re.compile(rf'"{UPSTREAM_CLASS}"\s*:\s*\(\s*"([\w.]+)"\s*,\s*"(\w+)"'.encode())
@@ -24,10 +26,10 @@ class Verdict:
     detail: str
 
 
-def judge(root: str, stock: dict[str, bytes]) -> Verdict | None:
+def assess(vllm_root: str, stock: Mapping[str, bytes | None]) -> Verdict | None:
     """None for a text-only vLLM. `stock` holds the target files without our blocks."""
-    files = {**_package(root), **{path: data for path, data in stock.items() if data}}
-    registry = _read(root, REGISTRY)
+    files = {**_package(vllm_root), **{path: data for path, data in stock.items() if data}}
+    registry = read_file(os.path.join(vllm_root, REGISTRY)) or b""
     for path, data in files.items():
         for mark in _MARKS:
             if mark in data:
@@ -44,8 +46,8 @@ def judge(root: str, stock: dict[str, bytes]) -> Verdict | None:
 def _fork(files: dict[str, bytes]) -> Verdict | None:
     """A fork that has routing, tower and a multimodal class serves the model; less is foreign."""
     package = {path: data for path, data in files.items() if path.startswith(PACKAGE)}
-    routing = _first(package, b"bias_vl", suffix="")
-    tower = _first(files, b"vision_n_layers", suffix="") or next(
+    routing = _first(package, b"bias_vl")
+    tower = _first(files, b"vision_n_layers") or next(
         (p for p in sorted(package) if p.endswith(("/vl_model.py", "/vision_model.py"))), None
     )
     # Draft loaders of some text-only forks spell the name bias_vl in passing: model.py decides.
@@ -61,24 +63,16 @@ def _fork(files: dict[str, bytes]) -> Verdict | None:
     return Verdict("foreign", f"vision code of a fork in {evidence}")
 
 
-def _first(files: dict[str, bytes], text: bytes, suffix: str) -> str | None:
-    return next((p for p in sorted(files) if p.endswith(suffix) and text in files[p]), None)
+def _first(files: dict[str, bytes], text: bytes) -> str | None:
+    return next((p for p in sorted(files) if text in files[p]), None)
 
 
-def _package(root: str) -> dict[str, bytes]:
+def _package(vllm_root: str) -> dict[str, bytes]:
     files = {}
     for folder in _FOLDERS:
-        place = os.path.join(root, PACKAGE, folder)
+        place = os.path.join(vllm_root, PACKAGE, folder)
         for name in sorted(os.listdir(place)) if os.path.isdir(place) else ():
             if name.endswith(".py") and os.path.isfile(os.path.join(place, name)):
                 path = "/".join(part for part in (PACKAGE, folder, name) if part)
-                files[path] = _read(root, path)
+                files[path] = read_file(os.path.join(place, name)) or b""
     return files
-
-
-def _read(root: str, path: str) -> bytes:
-    try:
-        with open(os.path.join(root, path), "rb") as file:
-            return file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return b""

@@ -6,14 +6,18 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from anchors import __version__
 from anchors.digests import sha256
 from anchors.engine import fences, native
 from anchors.engine.fences import Block, Split
-from anchors.engine.locate import Located, Source, locate, read
+from anchors.engine.locate import Located, locate
+from anchors.engine.overlay import DEFAULT_ROOT, Package
+from anchors.engine.receipt import Receipt
+from anchors.engine.source import Source, read
 from anchors.engine.target import Target
+from anchors.engine.versions import is_newer
 from anchors.errors import refused
 from anchors.kit.anchor import Anchor, Drift, Match, NotApplicable, Values
 
@@ -44,62 +48,64 @@ class FilePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole tree. `digest` is the same on every machine with the same vLLM and this tool."""
+    """What the whole tree is, and what it must become.
+
+    `digest` is the same on every machine with the same vLLM and this tool. `overlay` is what is
+    to lie in `overlay_root`, None where it is taken away; `former` is the receipt found.
+    """
 
     target: Target
     state: str
     detail: str
     digest: str
-    root: str
-    overlay: str
+    overlay_root: str
+    overlay: Package | None
+    former: Receipt | None
     files: tuple[FilePlan, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
-    def present(self) -> bool:
-        """Whether any block of ours is in the tree."""
-        return any(file.current != file.stock for file in self.files)
+    def edits(self) -> tuple[FilePlan, ...]:
+        """The files whose bytes change."""
+        return tuple(file for file in self.files if file.current != file.after)
 
 
 def make(
     target: Target,
     anchors: tuple[Anchor, ...],
+    overlay: Package,
     *,
-    root: str | None,
-    default_root: str,
-    overlay: str,
-    before: Mapping[str, str] | None,
+    overlay_root: str | None,
+    former: Receipt | None,
+    trust_receipt: bool,
 ) -> Plan:
-    """Judges the tree. `before` maps path -> stock digest of a receipt, None without one.
+    """Plans the tree, with the overlay in `overlay_root`, None where the one in use is meant.
 
-    Raises HotfixError for files that cannot be judged at all.
+    Without `trust_receipt` what `former` says of the bytes before patching counts for nothing.
+    Raises HotfixError for files that cannot be read or parsed at all.
     """
     paths = list(dict.fromkeys(anchor.file for anchor in anchors))
     sources = {path: read(target.root, path) for path in paths}
     splits = {path: fences.split(source.data or b"") for path, source in sources.items()}
-    root = root or recorded_root(splits.values()) or default_root
-    base = Plan(target, "", "", "", root, overlay, _untouched(sources, splits))
-    early = _without_locating(target, sources, splits)
+    overlay_root = overlay_root or recorded_root(splits.values()) or DEFAULT_ROOT
+    early = _without_locating(target, anchors, sources, splits)
     if early:
-        return _with(base, *early)
+        files = _untouched(sources, splits)
+        return Plan(target, *early, "", overlay_root, overlay, former, files)
     refuse_newer(splits)
     located = {
         path: locate(path, splits[path].stock, _of(anchors, path))
         for path in paths
         if sources[path].data is not None
     }
-    digest = _digest(overlay, splits, located)
-    values = Values(root=root, overlay=overlay, plan=digest)
+    digest = _digest(overlay.digest, splits, located)
+    values = Values(root=overlay_root, overlay=overlay.digest, plan=digest)
     files = tuple(
         _file(sources[path], splits[path], located.get(path), _of(anchors, path), values)
         for path in paths
     )
-    state, detail = _state(files, before)
-    return Plan(target, state, detail, digest, root, overlay, files, _notes(target))
-
-
-def _with(plan: Plan, state: str, detail: str) -> Plan:
-    return Plan(plan.target, state, detail, "", plan.root, plan.overlay, plan.files)
+    state, detail = _state(files, former.before if former and trust_receipt else {})
+    return Plan(target, state, detail, digest, overlay_root, overlay, former, files, _notes(target))
 
 
 def _of(anchors: tuple[Anchor, ...], path: str) -> tuple[Anchor, ...]:
@@ -139,7 +145,10 @@ def recorded_root(splits: Iterable[Split]) -> str | None:
 
 
 def _without_locating(
-    target: Target, sources: dict[str, Source], splits: dict[str, Split]
+    target: Target,
+    anchors: tuple[Anchor, ...],
+    sources: dict[str, Source],
+    splits: dict[str, Split],
 ) -> tuple[str, str] | None:
     """States that need no parsing: nothing there, files missing, fences wrong, not ours."""
     init = os.path.join(target.root, _INIT)
@@ -150,7 +159,7 @@ def _without_locating(
     broken = {path: split.broken for path, split in splits.items() if split.broken}
     if broken:
         return "mixed", "; ".join(f"{path}: {why}" for path, why in broken.items())
-    verdict = native.judge(target.root, {path: split.stock for path, split in splits.items()})
+    verdict = native.assess(target.root, {path: split.stock for path, split in splits.items()})
     if verdict:
         ours = any(split.blocks for split in splits.values())
         if ours:
@@ -159,16 +168,19 @@ def _without_locating(
     with open(init, "rb") as file:
         imports = file.read()
     for path in absent:
-        if not may_be_absent(path, imports):
+        if not may_be_absent(_of(anchors, path), imports):
             return "missing", f"{path} is missing"
     return None
 
 
-def may_be_absent(path: str, imports: bytes) -> bool:
-    """A draft's module that the package does not import belongs to a release without it."""
-    name = re.escape(os.path.basename(path).removesuffix(".py")).encode()
-    draft = re.fullmatch(rf"{native.PACKAGE}/nvidia/(dspark|mtp)\.py", path)
-    return bool(draft) and not re.search(rb"nvidia(\.|\s+import\s+)" + name + rb"\b", imports)
+def may_be_absent(anchors: tuple[Anchor, ...], imports: bytes) -> bool:
+    """Whether a release goes without the file that `anchors` share.
+
+    `imports` is the DeepSeek-V4 package's `__init__.py`: a module that it imports must be there.
+    """
+    name = re.escape(os.path.basename(anchors[0].file).removesuffix(".py")).encode()
+    imported = re.search(rb"nvidia(\.|\s+import\s+)" + name + rb"\b", imports)
+    return all(anchor.optional for anchor in anchors) and not imported
 
 
 def refuse_newer(splits: Mapping[str, Split]) -> None:
@@ -183,12 +195,6 @@ def refuse_newer(splits: Mapping[str, Split]) -> None:
                     hint=f"use vision-exp {block.version} or later",
                     state="outdated",
                 )
-
-
-def is_newer(version: str) -> bool:
-    """Whether `version` is later than this tool's."""
-    numbers = [tuple(map(int, re.findall(r"\d+", text))) for text in (version, __version__)]
-    return numbers[0] > numbers[1]
 
 
 def _digest(overlay: str, splits: dict[str, Split], located: dict[str, Located]) -> str:
@@ -250,7 +256,7 @@ def _block_state(block: Block | None, text: str) -> str:
     return "outdated" if block.intact else "edited"
 
 
-def _state(files: tuple[FilePlan, ...], before: Mapping[str, str] | None) -> tuple[str, str]:
+def _state(files: tuple[FilePlan, ...], before: Mapping[str, str | None]) -> tuple[str, str]:
     states = [(file.path, anchor) for file in files for anchor in file.anchors]
     for wanted in ("drifted", "edited"):
         named = [f"{a.id} in {path}: {a.detail}" for path, a in states if a.state == wanted]
@@ -262,7 +268,7 @@ def _state(files: tuple[FilePlan, ...], before: Mapping[str, str] | None) -> tup
             return "stale", "a receipt says applied, but vLLM was installed again since"
         return "pristine", ""
     for file in files:
-        known = (before or {}).get(file.path)
+        known = before.get(file.path)
         if known and file.current != file.stock and sha256(file.stock or b"") != known:
             return "edited", f"{file.path} was changed outside our blocks since it was patched"
     if "outdated" in here:

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from anchors.engine import fences
-from anchors.engine.locate import decode, locate
+from anchors.engine.locate import locate
 from anchors.engine.plan import FilePlan, Plan
+from anchors.engine.source import decode
 from anchors.errors import refused
 from anchors.kit.anchor import Match
 
 
 @dataclass(frozen=True)
 class VerifiedPlan:
-    """A plan whose result is known to be right. Only `prove` makes one."""
+    """A plan whose result is known to be right. Only `prove` makes one, and all that is written
+    comes from one."""
 
     plan: Plan
 
@@ -23,7 +25,7 @@ class VerifiedPlan:
 def prove(plan: Plan) -> VerifiedPlan:
     """Proves every file of `plan`. Raises HotfixError (exit 3) naming the proof that failed."""
     for file in plan.files:
-        if file.after is not None and file.after != file.stock:
+        if file.after is not None and not file.current == file.after == file.stock:
             _prove(file)
     return VerifiedPlan(plan)
 
@@ -31,7 +33,7 @@ def prove(plan: Plan) -> VerifiedPlan:
 @lru_cache(maxsize=16)
 def _prove(file: FilePlan) -> None:
     after = file.after or b""
-    compiles(file.path, after)
+    _compiles(file.path, after)
     again = fences.split(after)
     _require(again.stock == file.stock, file, "taking the blocks out gives the original bytes")
     wanted = {state.id for state in file.anchors if state.state != "not-applicable"}
@@ -54,7 +56,7 @@ def _prove(file: FilePlan) -> None:
             _require(text[second.line - 1].strip() == closing, file, f"{anchor.id} is at its place")
 
 
-def compiles(path: str, data: bytes) -> None:
+def _compiles(path: str, data: bytes) -> None:
     """Raises HotfixError (exit 3) unless `data` is a Python file this interpreter accepts."""
     decode(path, data)
     try:

@@ -3,54 +3,73 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from anchors import __version__
 from anchors.digests import tool_digest
+from anchors.engine.versions import is_newer
 from anchors.errors import refused
-from anchors.writing.journal import STATE_FOLDER
+from anchors.writing import state
 
 SCHEMA = 1
-Receipt = dict[str, Any]
+_KINDS = {"files": list, "overlay": dict, "plan": str, "tool": dict, "vllm": dict, "notes": list}
 
 
-def receipt_path(root: str) -> str:
-    """Where the receipt of the vLLM at `root` lies."""
-    return os.path.join(root, STATE_FOLDER, "receipt.json")
+@dataclass(frozen=True)
+class Receipt:
+    """What a run did: the plan's digest, where the overlay went, and for each target file the
+    digests before and after (None: no such file)."""
+
+    plan: str
+    overlay_root: str
+    before: Mapping[str, str | None]
+    after: Mapping[str, str | None]
 
 
-def load(root: str) -> tuple[Receipt | None, str]:
+def load(vllm_root: str) -> tuple[Receipt | None, str]:
     """(receipt, note): the note says so when there is one that cannot be read.
 
     Raises HotfixError (exit 3) for a receipt of a newer tool.
     """
+    path = state.receipt_path(vllm_root)
     try:
-        with open(receipt_path(root), "rb") as file:
-            receipt = json.loads(file.read())
+        with open(path, "rb") as file:
+            content = json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
     except (ValueError, RecursionError) as error:
         return None, f"the receipt cannot be read ({error}): judged from the files instead"
-    if not isinstance(receipt, dict) or not isinstance(receipt.get("schema"), int):
+    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
         return None, "the receipt is not one of this tool: judged from the files instead"
-    tool = receipt.get("tool")
+    tool = content.get("tool")
     version = str(tool.get("version", "")) if isinstance(tool, dict) else ""
-    if receipt["schema"] > SCHEMA or _newer(version):
+    if content["schema"] > SCHEMA or is_newer(version):
         raise refused(
             "newer-receipt",
             f"this vLLM was patched by vision-exp {version}, this is {__version__}; a newer "
             "one's work is not undone. Nothing was changed.",
-            receipt_path(root),
+            path,
             hint=f"use vision-exp {version} or later",
             state="applied",
         )
-    if not _well_formed(receipt):
+    if not _is_well_formed(content):
         return None, "the receipt lacks entries: judged from the files instead"
-    return receipt, ""
+    return read(content), ""
 
 
-def encode(report: dict[str, Any]) -> bytes:
+def read(content: Mapping[str, Any]) -> Receipt:
+    """The receipt that a well-formed JSON object, or a report of an applied tree, tells."""
+    return Receipt(
+        plan=content["plan"],
+        overlay_root=content["overlay"]["root"],
+        before={file["path"]: file["before"] for file in content["files"]},
+        after={file["path"]: file["after"] for file in content["files"]},
+    )
+
+
+def encode(report: Mapping[str, Any]) -> bytes:
     """The bytes of a receipt for a tree that `report` describes as applied."""
     kept = {name: report[name] for name in ("vllm", "plan", "files", "overlay", "notes")}
     content = {
@@ -61,34 +80,11 @@ def encode(report: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def stock_digests(receipt: Receipt | None) -> dict[str, str] | None:
-    """Path -> digest of the bytes before patching."""
-    if receipt is None:
-        return None
-    return {file["path"]: file["before"] for file in receipt["files"]}
-
-
-def _newer(version: str) -> bool:
-    numbers = [
-        tuple(int(part) for part in text.split(".") if part.isdigit())
-        for text in (version, __version__)
-    ]
-    return numbers[0] > numbers[1]
-
-
-def _well_formed(receipt: Receipt) -> bool:
-    files = receipt.get("files")
-    overlay = receipt.get("overlay")
-    return (
-        isinstance(files, list)
-        and all(
-            isinstance(f, dict) and {"path", "before", "after", "anchors"} <= set(f) for f in files
-        )
-        and isinstance(overlay, dict)
-        and isinstance(overlay.get("root"), str)
-        and isinstance(overlay.get("digest"), str)
-        and isinstance(receipt.get("plan"), str)
-        and isinstance(receipt.get("tool"), dict)
-        and isinstance(receipt.get("vllm"), dict)
-        and isinstance(receipt.get("notes"), list)
-    )
+def _is_well_formed(content: dict[str, Any]) -> bool:
+    if not all(isinstance(content.get(name), kind) for name, kind in _KINDS.items()):
+        return False
+    overlay = content["overlay"]
+    if not all(isinstance(overlay.get(name), str) for name in ("root", "digest")):
+        return False
+    needed = {"path", "before", "after", "anchors"}
+    return all(isinstance(file, dict) and needed <= set(file) for file in content["files"])

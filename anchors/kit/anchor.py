@@ -68,6 +68,7 @@ class Anchor:
 
     `find` takes the parsed module and gives a Match, or raises Drift or NotApplicable.
     `render` gives the body to fence; an anchor without one only judges the file.
+    `optional` says that the release may lack this file.
     """
 
     id: str
@@ -80,6 +81,7 @@ class Anchor:
     find: Callable[[cst.Module], Match]
     render: Callable[[Match, Values], str] | None
     cases: tuple[Case, ...]
+    optional: bool = False
 
 
 def top_level(module: cst.Module) -> Iterator[cst.CSTNode]:

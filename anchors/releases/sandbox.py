@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from anchors.cli.report import PREFIX
 from anchors.errors import ENVIRONMENT
 from anchors.releases import wheels
+from anchors.report import PREFIX
 
 
 def main(version: str, destination: str) -> int:

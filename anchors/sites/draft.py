@@ -103,6 +103,7 @@ def _sites(site: str) -> tuple[Anchor, Anchor]:
             find=rename.locate,
             render=rename.render,
             cases=_remap_cases(f"{site}-bias-vl"),
+            optional=True,
         ),
         Anchor(
             id=f"{site}-hook",
@@ -118,6 +119,7 @@ def _sites(site: str) -> tuple[Anchor, Anchor]:
             find=_find_hook,
             render=partial(_render_hook, site),
             cases=_hook_cases(f"{site}-hook"),
+            optional=True,
         ),
     )
 

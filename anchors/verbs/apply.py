@@ -2,62 +2,101 @@
 
 from __future__ import annotations
 
-import os
+import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 
-from anchors.cli.report import Report
-from anchors.engine import caches, overlay, receipt
-from anchors.engine import prove as check
-from anchors.engine.assess import Judged, Options, as_report, judge, refuse, refuse_partial
+from anchors.engine import assess
+from anchors.engine.assess import DONE_STATES, Assessment
+from anchors.engine.overlay import Package, package
+from anchors.engine.prove import VerifiedPlan, prove
 from anchors.engine.target import Target
 from anchors.errors import NO, HotfixError, refused, unexpected
-from anchors.verbs.session import writing
-from anchors.writing import journal, preflight
+from anchors.report import Report
+from anchors.verbs import commit
+from anchors.verbs.inspect import unified_diff
+from anchors.verbs.session import open_session
+from anchors.writing import preflight
 from anchors.writing.effects import Effects
-from anchors.writing.transaction import FileChange, Job, commit
 
 _READY = "image input for DeepSeek-V4-Flash-Vision-Exp is in place"
-_WRITING = ("pristine", "outdated", "stale", "applied-unrecorded", "interrupted")
 
 
-def apply(target: Target, options: Options, effects: Effects) -> Report:
-    """Applies; idempotent. Raises HotfixError with the exit code of the table."""
-    judged = judge(target, options)
-    _check(judged, options)
-    if options.dry_run or judged.state not in _WRITING:
-        return _result(judged, changed=False)
-    if judged.state != "interrupted":
-        preflight.check(_job(judged)[0])
-    with writing(target, effects) as session:
-        again = judge(target, options)
-        _check(again, options)
-        if again.state not in _WRITING:
-            return _result(again, changed=bool(session.notes))
-        if judged.state != "interrupted":
-            _refuse_changed(judged, again)
-        session.hold(_overlay_roots(again))
-        job, more = _job(again)
-        job = replace(job, folders=(*session.made, *job.folders))
-        preflight.check(job)
-        commit(job, effects)
+def run(arguments: argparse.Namespace, target: Target, shipped: Mapping[str, bytes]) -> Report:
+    """Applies, idempotently. Raises HotfixError with the exit code of the table."""
+    overlay = package(shipped)
+    found = assess.assess(target, overlay, arguments.overlay_root)
+    verified = _verified(found, strict=arguments.strict)
+    if arguments.dry_run:
+        return _rehearsed(arguments, found)
+    if found.state == "interrupted" or verified:
+        return _written(arguments, found, verified, overlay)
+    return _result(found, changed=False)
+
+
+def _verified(found: Assessment, *, strict: bool) -> VerifiedPlan | None:
+    """What may be committed, None where nothing is to be written, or not yet (interrupted).
+
+    Raises HotfixError (exit 3) for trees that apply refuses.
+    """
+    assess.refuse(found)
+    if strict:
+        assess.refuse_partial(found)
+    return prove(found.plan) if found.needs_writing else None
+
+
+def _rehearsed(arguments: argparse.Namespace, found: Assessment) -> Report:
+    result = _result(found, changed=False)
+    if found.state not in DONE_STATES:
+        result["summary"] = "would be applied; nothing was written"
+    result["diff"] = unified_diff(found.plan, reverse=False, context=3).text
+    if not arguments.json and not arguments.quiet:
+        print(result["diff"], end="")
+    return result
+
+
+def _written(
+    arguments: argparse.Namespace,
+    found: Assessment,
+    verified: VerifiedPlan | None,
+    overlay: Package,
+) -> Report:
+    """Assesses and proves once more under the lock, commits that, and looks at the result."""
+    target = found.plan.target
+    if verified:
+        preflight.check(commit.work_of(verified).job)
+    with open_session(target, Effects()) as session:
+        now = assess.assess(target, overlay, arguments.overlay_root)
+        under_lock = _verified(now, strict=arguments.strict)
+        if now.state == "interrupted":  # finished, and its journal could not be cleared away
+            assess.refuse(replace(now, state=now.plan.state, detail=now.plan.detail))
+            under_lock = prove(now.plan)
+        if under_lock is None:
+            return _result(now, changed=bool(session.notes))
+        if verified:
+            _refuse_changed(found, now)
+        session.hold(_overlay_roots(now))
+        work = commit.commit(under_lock, session)
     try:
-        return _written(judge(target, options), job, (*session.notes, *more))
+        done = assess.assess(target, overlay, arguments.overlay_root)
+        return _checked(done, work, (*session.notes, *work.notes))
     except (Exception, KeyboardInterrupt) as error:
         raise _unchecked(error) from error
 
 
-def _overlay_roots(judged: Judged) -> set[str]:
+def _overlay_roots(found: Assessment) -> set[str]:
     """The overlay root to write, and the one to leave where another was asked for."""
-    record = judged.receipt
-    return {judged.plan.root, *([str(record["overlay"]["root"])] if record else [])}
+    former = found.plan.former
+    return {found.plan.overlay_root, *([former.overlay_root] if former else [])}
 
 
-def _written(done: Judged, job: Job, notes: tuple[str, ...]) -> Report:
+def _checked(done: Assessment, work: commit.Work, notes: tuple[str, ...]) -> Report:
+    """The answer, where the last look finds in the tree what was written."""
     if done.state == "interrupted" and done.plan.state == "applied":
         # All is in place, and so says the journal; only clearing it away failed.
         done = replace(done, state="applied", detail="")
         notes = (*notes, "old files could not be cleared away; the next run tries again")
-    if done.state != "applied":
+    if done.state != "applied" or done.plan.former != work.receipt:
         raise HotfixError(
             "not-as-planned",
             f"written, but now judged {done.state}: {done.detail}. Do not start this vLLM.",
@@ -66,7 +105,7 @@ def _written(done: Judged, job: Job, notes: tuple[str, ...]) -> Report:
             state=done.state,
         )
     result = _result(done, changed=True)
-    result["caches"] = list(job.caches)
+    result["caches"] = list(work.job.caches)
     result["notes"] += notes
     return result
 
@@ -87,89 +126,23 @@ def _unchecked(error: BaseException) -> HotfixError:
     return unexpected(error, consequence, exit_code=NO)
 
 
-def _check(judged: Judged, options: Options) -> None:
-    refuse(judged)
-    if options.strict:
-        refuse_partial(judged)
-    prove(judged)
-
-
-def prove(judged: Judged) -> None:
-    """Proves what apply would write now. Raises HotfixError (exit 3) where that fails."""
-    if judged.state in _WRITING and judged.state != "interrupted":
-        check.prove(judged.plan)
-
-
-def _refuse_changed(first: Judged, second: Judged) -> None:
+def _refuse_changed(first: Assessment, second: Assessment) -> None:
     """Somebody wrote a target while this run waited: what was proven is not what is there."""
-    for file, before, now in zip(second.plan.files, first.bytes_now, second.bytes_now, strict=True):
-        if before != now and first.state == second.state:
+    for before, now in zip(first.plan.files, second.plan.files, strict=True):
+        if before.current != now.current and first.state == second.state:
             raise refused(
                 "target-changed",
-                f"{file.path} was changed by somebody else during this run. Nothing was changed.",
+                f"{now.path} was changed by somebody else during this run. Nothing was changed.",
                 hint="python3 hotfix.py apply",
                 state=second.state,
             )
 
 
-def _result(judged: Judged, *, changed: bool) -> Report:
-    result = as_report(judged, "apply")
+def _result(found: Assessment, *, changed: bool) -> Report:
+    result = assess.as_report(found, "apply")
     result["changed"] = changed
-    if judged.state == "applied":
-        result["summary"] = f"{_READY} (plan {judged.plan.digest[:12]})"
-    elif judged.state == "superseded":
-        result["summary"] = f"nothing to do: {judged.detail}"
+    if found.state == "applied":
+        result["summary"] = f"{_READY} (plan {found.plan.digest[:12]})"
+    elif found.state == "superseded":
+        result["summary"] = f"nothing to do: {found.detail}"
     return result
-
-
-def _job(judged: Judged) -> tuple[Job, tuple[str, ...]]:
-    """What has to be written, and notes. Raises HotfixError where the overlay forbids it."""
-    plan, record = judged.plan, judged.receipt
-    root = plan.target.root
-    files = tuple(
-        FileChange(os.path.join(root, file.path), file.current, file.after)
-        for file in plan.files
-        if file.current != file.after
-    )
-    work = overlay.staging(plan.root, root)
-    former = overlay.Work()
-    if record and record["overlay"]["root"] != plan.root:
-        former = overlay.removal(str(record["overlay"]["root"]), root)
-    originals = os.path.join(root, journal.STATE_FOLDER, "originals")
-    records = [
-        existing(os.path.join(originals, file.path.replace("/", "__")), file.stock)
-        for file in plan.files
-        if file.stock and file.stock != file.after
-    ]
-    records.append(existing(receipt.receipt_path(root), receipt.encode(_applied(judged))))
-    changed = [os.path.relpath(change.path, root) for change in files]
-    recompiled = record is None or record["plan"] != plan.digest
-    job = Job(
-        root=root,
-        files=(*files, *work.files, *former.files),
-        trees=(*work.trees, *former.trees),
-        caches=tuple(caches.stale(root, changed, compiled=recompiled)) if files else (),
-        records=tuple(change for change in records if change.before != change.after),
-        folders=(*work.folders, originals),
-        empty=former.empty,
-    )
-    return job, (*work.notes, *former.notes)
-
-
-def _applied(judged: Judged) -> Report:
-    """The report as it will be once the plan is carried out."""
-    content = as_report(replace(judged, state="applied", overlay_state="staged"), "apply")
-    for file in content["files"]:
-        for anchor in file["anchors"]:
-            if anchor["state"] != "not-applicable":
-                anchor.update(state="applied", detail="")
-    return content
-
-
-def existing(path: str, after: bytes | None) -> FileChange:
-    """The change that makes `path` hold `after` (None: be gone), from whatever is there."""
-    before = None
-    if os.path.exists(path):
-        with open(path, "rb") as file:
-            before = file.read()
-    return FileChange(path, before, after)

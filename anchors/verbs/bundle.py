@@ -15,10 +15,10 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from anchors.cli import report
-from anchors.cli.report import Report
+from anchors import report
 from anchors.digests import TOOL_ROOT, sha256
 from anchors.errors import HotfixError, environment
+from anchors.report import Report
 
 NAME = "deepseek-v4-vision-exp"
 LIBCST = "1.9.0"

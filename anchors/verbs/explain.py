@@ -6,10 +6,10 @@ import argparse
 import difflib
 from dataclasses import asdict
 
-from anchors.cli import report
-from anchors.cli.report import Report
+from anchors import report
 from anchors.errors import USAGE, HotfixError
 from anchors.kit.anchor import APPLIES, Anchor
+from anchors.report import Report
 from anchors.sites import all_anchors
 
 _SHOWN = ("id", "file", "where", "what", "why", "until", "upstream")
@@ -56,10 +56,10 @@ def _explained(anchor: Anchor) -> str:
 
 
 def _example(anchor: Anchor) -> list[str]:
-    from anchors.engine.cases import judge
+    from anchors.engine import cases
 
     case = next(case for case in anchor.cases if case.outcome == APPLIES)
-    _, after = judge(anchor, case.source)
+    _, after = cases.run(anchor, case.source)
     return list(
         difflib.unified_diff(
             case.source.splitlines(), after.splitlines(), "before", "after", lineterm="", n=2

@@ -2,174 +2,71 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from dataclasses import dataclass
 
-from anchors.cli import report
-from anchors.cli.report import Report
+from anchors import report
 from anchors.digests import sha256
-from anchors.engine import caches, fences, native, overlay, prove, receipt
-from anchors.engine.assess import Options
-from anchors.engine.plan import recorded_root, refuse_newer
+from anchors.engine import removal
+from anchors.engine.plan import Plan
+from anchors.engine.prove import VerifiedPlan, prove
 from anchors.engine.target import Target
-from anchors.errors import refused
-from anchors.sites import all_anchors
-from anchors.verbs.apply import existing
-from anchors.verbs.session import writing
-from anchors.writing import journal, preflight
+from anchors.report import Report
+from anchors.verbs import commit
+from anchors.verbs.session import open_session
+from anchors.writing import journal, preflight, state
 from anchors.writing.effects import Effects
-from anchors.writing.transaction import FileChange, Job, commit
 
 
-def revert(target: Target, options: Options, effects: Effects) -> Report:
-    """Reverts; idempotent. Raises HotfixError with the exit code of the table."""
+def run(arguments: argparse.Namespace, target: Target) -> Report:
+    """Reverts, idempotently. Raises HotfixError with the exit code of the table."""
     interrupted = journal.load(target.root) is not None
-    stripped = _stripped(target.root, options)
-    job, notes = _job(target, stripped)
-    verdict = _verdict(target.root, stripped.stock)
-    if options.dry_run or not (interrupted or _has_work(job)):
-        return _result(target, job, notes, verdict, changed=False)
-    preflight.check(job)
-    with writing(target, effects) as session:
-        where = _stripped(target.root, options).overlay_root
-        session.hold([where] if os.path.isdir(where) else [])
-        job, notes = _job(target, _stripped(target.root, options))
-        if _has_work(job):
-            preflight.check(job)
-            commit(job, effects)
-    return _result(target, job, (*notes, *session.notes), verdict, changed=True)
+    verified = _verified(arguments, target)
+    work = commit.work_of(verified)
+    if not (interrupted or _has_work(work)) or arguments.dry_run:
+        return _result(verified.plan, work, pending=_has_work(work), changed=False)
+    preflight.check(work.job)
+    with open_session(target, Effects()) as session:
+        verified = _verified(arguments, target)
+        overlay_root = verified.plan.overlay_root
+        session.hold([overlay_root] if os.path.isdir(overlay_root) else [])
+        work = commit.commit(verified, session)
+    result = _result(verified.plan, work, pending=False, changed=True)
+    result["notes"] += session.notes
+    return result
 
 
-def _has_work(job: Job) -> bool:
-    state = os.path.join(job.root, journal.STATE_FOLDER)
-    return bool(job.files or job.trees or job.records or os.path.isdir(state))
+def _verified(arguments: argparse.Namespace, target: Target) -> VerifiedPlan:
+    return prove(removal.make(target, arguments.overlay_root))
 
 
-@dataclass(frozen=True)
-class _Stripped:
-    """What taking our blocks out means: files that change, notes, where the overlay is.
-
-    `stock` holds every target file without our blocks.
-    """
-
-    files: tuple[FileChange, ...]
-    stock: dict[str, bytes]
-    notes: tuple[str, ...]
-    overlay_root: str
+def _has_work(work: commit.Work) -> bool:
+    job = work.job
+    notes = os.path.isdir(state.folder(job.vllm_root))
+    return bool(job.files or job.trees or job.records or notes)
 
 
-def _stripped(root: str, options: Options) -> _Stripped:
-    record, note = receipt.load(root)
-    notes = [note] if note else []
-    before = receipt.stock_digests(record) or {}
-    files = []
-    stock: dict[str, bytes] = {}
-    for path in dict.fromkeys(anchor.file for anchor in all_anchors()):
-        change = _without_blocks(root, path, before, notes, stock)
-        if change:
-            files.append(change)
-    return _Stripped(tuple(files), stock, tuple(notes), _overlay_root(record, files, options))
-
-
-def _job(target: Target, stripped: _Stripped) -> tuple[Job, tuple[str, ...]]:
-    root = target.root
-    work = overlay.removal(stripped.overlay_root, root)
-    originals = os.path.join(root, journal.STATE_FOLDER, "originals")
-    records = [receipt.receipt_path(root)]
-    if os.path.isdir(originals):
-        records += [os.path.join(originals, name) for name in sorted(os.listdir(originals))]
-    changed = [os.path.relpath(change.path, root) for change in stripped.files]
-    job = Job(
-        root=root,
-        files=(*stripped.files, *work.files),
-        trees=work.trees,
-        caches=tuple(caches.stale(root, changed, compiled=True)) if changed else (),
-        records=tuple(existing(path, None) for path in records if os.path.exists(path)),
-        empty=(originals, *work.empty),
-    )
-    return job, (*stripped.notes, *work.notes)
-
-
-def _without_blocks(
-    root: str, path: str, before: dict[str, str], notes: list[str], stock: dict[str, bytes]
-) -> FileChange | None:
-    full = os.path.join(root, path)
-    if not os.path.isfile(full):
-        if path in before:
-            notes.append(f"{path} is no longer a file: nothing was taken out of it; reinstall vLLM")
-        return None
-    with open(full, "rb") as file:
-        data = file.read()
-    parted = fences.split(data)
-    if parted.broken:
-        raise refused(
-            "mixed",
-            f"{path}: {parted.broken}. Our blocks cannot be told apart. Nothing was changed.",
-            hint=_way_out(root, path),
-            state="mixed",
-        )
-    refuse_newer({path: parted})
-    stock[path] = parted.stock
-    if parted.stock == data:
-        return None
-    prove.compiles(path, parted.stock)
-    if before.get(path) not in (None, sha256(parted.stock)):
-        notes.append(f"{path} was changed outside our blocks since; that change stays")
-    return FileChange(full, data, parted.stock)
-
-
-def _way_out(root: str, path: str) -> str:
-    original = os.path.join(root, journal.STATE_FOLDER, "originals", path.replace("/", "__"))
-    if os.path.isfile(original):
-        return f"cp {original} {os.path.join(root, path)} (as before patching), then revert again"
-    return "reinstall this vLLM"
-
-
-def _overlay_root(record: receipt.Receipt | None, files: list[FileChange], options: Options) -> str:
-    if record:
-        return str(record["overlay"]["root"])
-    found = recorded_root(fences.split(change.before or b"") for change in files)
-    return found or overlay.requested_root(options.overlay_root) or overlay.DEFAULT_ROOT
-
-
-def _verdict(root: str, stock: dict[str, bytes]) -> native.Verdict | None:
-    """Whether the vLLM has vision code besides ours, and whose; only the words depend on it."""
-    try:
-        return native.judge(root, stock)
-    except OSError:
-        return None  # a file that revert does not write need not be readable
-
-
-def _result(
-    target: Target,
-    job: Job,
-    notes: tuple[str, ...],
-    verdict: native.Verdict | None,
-    *,
-    changed: bool,
-) -> Report:
+def _result(plan: Plan, work: commit.Work, *, pending: bool, changed: bool) -> Report:
+    """The report; the plan's own state is what the tree is once our blocks are out."""
     result = report.blank()
-    pending = _has_work(job) and not changed
-    inside = [change for change in job.files if change.path.startswith(target.root + os.sep)]
-    without = verdict.state if verdict else "pristine"
     result.update(
         verb="revert",
-        state="applied" if pending and inside else without,
-        detail=verdict.detail if verdict else "",
+        state="applied" if pending and plan.edits else plan.state,
+        detail=plan.detail,
         changed=changed,
-        vllm={"root": target.root, "version": target.version},
+        vllm={"root": plan.target.root, "version": plan.target.version},
         files=[
             {
-                "path": os.path.relpath(change.path, target.root),
-                "before": sha256(change.before or b""),
-                "after": sha256(change.after or b""),
+                "path": file.path,
+                "before": sha256(file.current or b""),
+                "after": sha256(file.after or b""),
                 "anchors": [],
             }
-            for change in inside
+            for file in plan.edits
         ],
-        caches=list(job.caches) if changed else [],
-        notes=list(notes),
-        summary=_summary(without, pending=pending, changed=changed),
+        caches=list(work.job.caches) if changed else [],
+        notes=[*plan.notes, *work.notes],
+        summary=_summary(plan.state, pending=pending, changed=changed),
     )
     return result
 

@@ -6,22 +6,23 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from anchors.engine import overlay
+from anchors.engine import staging
 from anchors.engine.target import Target
 from anchors.errors import ROLLED_BACK, HotfixError
-from anchors.writing import journal
+from anchors.writing import journal, state
 from anchors.writing.effects import Effects
 from anchors.writing.lock import folder_locked, locked
 from anchors.writing.transaction import explained, signals_held
 
 
 class Session:
-    """One writing run: `notes` for the person, `made` the folders its locks had to make."""
+    """One writing run, which holds the lock: what it writes goes through `effects`; `notes` are
+    for the person, `made` the folders its locks had to make."""
 
     def __init__(self, effects: Effects, stack: ExitStack) -> None:
+        self.effects = effects
         self.notes: list[str] = []
         self.made: tuple[str, ...] = ()
-        self._effects = effects
         self._stack = stack
         self._held: set[str] = set()
 
@@ -35,7 +36,7 @@ class Session:
         for root in sorted({os.path.realpath(root) for root in roots} - self._held):
             self._held.add(root)
             try:
-                self.made += self._stack.enter_context(folder_locked(root, self._effects))
+                self.made += self._stack.enter_context(folder_locked(root, self.effects))
             except OSError as error:
                 self.notes.append(
                     f"{root} cannot be locked ({error.strerror or error}): let no two runs on "
@@ -44,38 +45,39 @@ class Session:
 
 
 @contextmanager
-def writing(target: Target, effects: Effects) -> Iterator[Session]:
+def open_session(target: Target, effects: Effects) -> Iterator[Session]:
     """Holds the tree for one run, in which an interrupted run is undone first.
 
     Raises HotfixError: another run holds the tree (6), its journal cannot be undone (5).
     """
-    state = os.path.join(target.root, journal.STATE_FOLDER, "lock")
     with signals_held(effects):
         try:
-            with locked(state, effects), ExitStack() as stack:
+            with locked(state.lock_path(target.root), effects), ExitStack() as stack:
                 session = Session(effects, stack)
-                session.notes += recover(target.root, effects, session)
+                session.notes += _recover(target.root, session)
                 yield session
         except Exception as error:
             raise explained(error, target.root) from error
 
 
-def recover(root: str, effects: Effects, session: Session) -> list[str]:
+def _recover(vllm_root: str, session: Session) -> list[str]:
     """Finishes or rolls back what a crashed run left; notes for the person.
 
     Raises HotfixError: not all could be put back (5), or not all cleared away (4).
     """
-    opened = journal.load(root)
+    opened = journal.load(vllm_root)
     if opened is None:
         return []
     session.hold(filter(os.path.isdir, (os.path.dirname(tree.final) for tree in opened.trees)))
     if opened.phase == journal.COMMITTED:
-        journal.finish(opened, root, effects)
+        journal.finish(opened, vllm_root, session.effects)
         return ["an earlier run was interrupted after its work was done"]
     adopted = frozenset(
-        path for tree in opened.trees for path in overlay.adopted(os.path.dirname(tree.final), root)
+        path
+        for tree in opened.trees
+        for path in staging.adopted(os.path.dirname(tree.final), vllm_root)
     )
-    undone = journal.roll_back(opened, root, effects, adopted=adopted)
+    undone = journal.roll_back(opened, vllm_root, session.effects, adopted=adopted)
     if undone.left:
         raise HotfixError(
             "cannot-clear-away",

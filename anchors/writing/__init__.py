@@ -1,1 +1,1 @@
-"""All-or-nothing writing; knows nothing of anchors."""
+"""All-or-nothing writing of a Job, which is paths and bytes; knows nothing of anchors."""

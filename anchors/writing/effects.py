@@ -29,14 +29,6 @@ class Effects:
                 hint="python3 hotfix.py apply",
             )
 
-    def read(self, path: str) -> bytes | None:
-        """The bytes of `path`, None where there is no such file."""
-        try:
-            with open(path, "rb") as file:
-                return file.read()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
     def make_folder(self, path: str, mode: int = 0o755) -> None:
         """Creates one folder with exactly `mode`, whatever the umask."""
         self.before_step("mkdir", path)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 
-from anchors.digests import sha256
-from anchors.engine.fast import STATE_FOLDER
+from anchors.digests import read_file, sha256
 from anchors.errors import BROKEN, HotfixError
+from anchors.writing import state
 from anchors.writing.effects import Effects
 
 SCHEMA = 1
@@ -54,22 +54,17 @@ class Journal:
     empty: tuple[str, ...]
 
 
-def journal_path(root: str) -> str:
-    """Where the journal of the vLLM at `root` lies while a transaction is open."""
-    return os.path.join(root, STATE_FOLDER, "journal.json")
-
-
-def save(journal: Journal, root: str, effects: Effects) -> None:
+def save(journal: Journal, vllm_root: str, effects: Effects) -> None:
     """Puts the journal on disk in one step."""
-    path = journal_path(root)
+    path = state.journal_path(vllm_root)
     data = json.dumps({"schema": SCHEMA, **asdict(journal)}, indent=1).encode()
     effects.write(f"{path}.tmp", data)
     effects.rename(f"{path}.tmp", path)
 
 
-def load(root: str) -> Journal | None:
-    """The open transaction of `root`, None without one; HotfixError (exit 5) if unreadable."""
-    path = journal_path(root)
+def load(vllm_root: str) -> Journal | None:
+    """The open transaction of the vLLM, None without one; HotfixError (exit 5) if unreadable."""
+    path = state.journal_path(vllm_root)
     try:
         with open(path, "rb") as file:
             data = json.loads(file.read())
@@ -90,8 +85,8 @@ def load(root: str) -> Journal | None:
             f"an earlier run was interrupted and its journal cannot be read ({error}): what it "
             "left cannot be rolled back. This run changed nothing.",
             exit_code=BROKEN,
-            context=(path, f"old bytes: {os.path.join(root, STATE_FOLDER, 'undo')}"),
-            hint=f"reinstall vLLM and remove {os.path.join(root, STATE_FOLDER)}, or do so by hand",
+            context=(path, f"old bytes: {state.undo_folder(vllm_root)}"),
+            hint=f"reinstall vLLM and remove {state.folder(vllm_root)}, or do so by hand",
             state="interrupted",
         ) from error
 
@@ -107,7 +102,7 @@ class Undone:
 
 def roll_back(
     journal: Journal,
-    root: str,
+    vllm_root: str,
     effects: Effects,
     *,
     touched: frozenset[str] | None = None,
@@ -140,8 +135,8 @@ def roll_back(
         with _noting(left, folder):
             effects.remove_folder_if_empty(folder)
     if not failed and not left:
-        with _noting(left, journal_path(root)):
-            _close(root, effects)
+        with _noting(left, state.journal_path(vllm_root)):
+            _close(vllm_root, effects)
     effects.may_stop = True
     if failed:
         raise HotfixError(
@@ -155,7 +150,7 @@ def roll_back(
     return Undone(tuple(kept), tuple(left))
 
 
-def finish(journal: Journal, root: str, effects: Effects) -> None:
+def finish(journal: Journal, vllm_root: str, effects: Effects) -> None:
     """Clears away what a committed transaction no longer needs.
 
     The work is done by then: what fails here is tried once more, and then left to the next run.
@@ -163,7 +158,7 @@ def finish(journal: Journal, root: str, effects: Effects) -> None:
     effects.may_stop = False
     for _ in range(2):
         with suppress(Exception):
-            _tidy(journal, root, effects)
+            _tidy(journal, vllm_root, effects)
             break
     effects.may_stop = True
 
@@ -173,17 +168,17 @@ def committed(journal: Journal) -> Journal:
     return replace(journal, phase=COMMITTED)
 
 
-def _tidy(journal: Journal, root: str, effects: Effects) -> None:
+def _tidy(journal: Journal, vllm_root: str, effects: Effects) -> None:
     for tree in journal.trees:
         effects.remove_tree(tree.old)
     for folder in journal.empty:
         effects.remove_folder_if_empty(folder)
-    _close(root, effects)
+    _close(vllm_root, effects)
 
 
-def _close(root: str, effects: Effects) -> None:
-    path = journal_path(root)
-    effects.remove_tree(os.path.join(os.path.dirname(path), "undo"))
+def _close(vllm_root: str, effects: Effects) -> None:
+    path = state.journal_path(vllm_root)
+    effects.remove_tree(state.undo_folder(vllm_root))
     effects.remove(f"{path}.tmp")
     effects.remove(path)
     effects.sync_folder(os.path.dirname(path))
@@ -198,7 +193,7 @@ def _noting(failed: list[str], path: str) -> Iterator[None]:
 
 
 def _restore(entry: FileEntry, effects: Effects, touched: frozenset[str] | None) -> bool:
-    now = effects.read(entry.path)
+    now = read_file(entry.path)
     digest = None if now is None else sha256(now)
     if digest == entry.before:
         return True
@@ -208,12 +203,12 @@ def _restore(entry: FileEntry, effects: Effects, touched: frozenset[str] | None)
         effects.remove(entry.path)
         effects.sync_folder(os.path.dirname(entry.path))
         return True
-    old = effects.read(entry.undo)
+    old = read_file(entry.undo)
     if old is None or sha256(old) != entry.before:
         raise OSError(f"its old bytes are not in {entry.undo}")
     effects.write(entry.temp, old, entry.mode, (entry.uid, entry.gid))
     effects.rename(entry.temp, entry.path)
-    if effects.read(entry.path) != old:
+    if read_file(entry.path) != old:
         raise OSError("reads back differently from what was written")
     return True
 

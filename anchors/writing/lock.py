@@ -45,11 +45,11 @@ def refuse_not_ours(folders: Iterable[str], files: Iterable[str]) -> None:
 
     Following a link would write, and clear away, where this tool has no business.
     """
-    odd = [path for path in files if os.path.islink(path) or os.path.isdir(path)]
+    malformed = [path for path in files if os.path.islink(path) or os.path.isdir(path)]
     for path in folders:
         if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
-            odd.append(path)
-    for path in odd:
+            malformed.append(path)
+    for path in malformed:
         raise environment(
             "state-folder-not-ours",
             f"{path} is not what this tool makes there. Nothing was changed.",

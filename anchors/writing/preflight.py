@@ -6,7 +6,7 @@ import os
 import re
 
 from anchors.errors import environment
-from anchors.writing.journal import STATE_FOLDER
+from anchors.writing import state
 from anchors.writing.lock import refuse_not_ours
 from anchors.writing.transaction import Job
 
@@ -15,12 +15,12 @@ _SPARE = 1 << 20
 
 def check(job: Job) -> None:
     """Raises HotfixError (exit 6) naming the first place that cannot be written."""
-    state = os.path.join(job.root, STATE_FOLDER)
-    beside = (os.path.join(os.path.dirname(tree.final), STATE_FOLDER) for tree in job.trees)
-    own = (os.path.join(state, name) for name in ("undo", "originals"))
-    refuse_not_ours([state, *own, *beside], [os.path.join(state, "lock")])
+    root = job.vllm_root
+    beside = (state.folder(os.path.dirname(tree.final)) for tree in job.trees)
+    own = (state.folder(root), state.undo_folder(root), state.originals_folder(root))
+    refuse_not_ours([*own, *beside], [state.lock_path(root)])
     mounts = mount_points()
-    for change in (*job.files, *job.records):
+    for change in job.changes:
         if change.path in mounts:
             raise environment(
                 "target-is-mount",
@@ -36,9 +36,9 @@ def check(job: Job) -> None:
                     "Nothing was changed.",
                     hint="run as root or as that user",
                 )
-    places = {os.path.dirname(change.path) for change in (*job.files, *job.records)}
+    places = {os.path.dirname(change.path) for change in job.changes}
     places |= {os.path.dirname(tree.final) for tree in job.trees}
-    places |= {job.root, os.path.join(job.root, STATE_FOLDER)}
+    places |= {root, state.folder(root)}
     for place in sorted(places):
         _writable(place)
     _has_space(job)
@@ -84,7 +84,7 @@ def _writable(place: str) -> None:
 
 def _has_space(job: Job) -> None:
     needed: dict[str, int] = {}
-    for change in (*job.files, *job.records):
+    for change in job.changes:
         size = len(change.after or b"") + len(change.before or b"")
         place = _existing(os.path.dirname(change.path))
         needed[place] = needed.get(place, 0) + size

@@ -1,4 +1,4 @@
-"""VerifiedPlan -> commit: all new, or all old again."""
+"""A Job, which is paths and bytes: all new, or all old again."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import errno
 import os
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from anchors.digests import manifest_digest, read_package, sha256
-from anchors.engine.fast import interrupted
+from anchors.digests import manifest_digest, read_file, read_package, sha256
 from anchors.errors import BROKEN, ROLLED_BACK, HotfixError, unexpected
 from anchors.writing import journal as journals
+from anchors.writing import state
 from anchors.writing.effects import Effects
-from anchors.writing.journal import STATE_FOLDER, FileEntry, Journal, TreeEntry
+from anchors.writing.journal import FileEntry, Journal, TreeEntry
 
 _CAUSES = {
     errno.ENOSPC: "no space left on the disk",
@@ -41,14 +41,14 @@ class TreeChange:
     """A folder to put in place as a whole (`files` None: to take away)."""
 
     final: str
-    files: dict[str, bytes] | None
+    files: Mapping[str, bytes] | None
 
 
 @dataclass(frozen=True)
 class Job:
     """Everything one run writes, in order: files, trees, caches to remove, records last."""
 
-    root: str
+    vllm_root: str
     files: tuple[FileChange, ...]
     trees: tuple[TreeChange, ...] = ()
     caches: tuple[str, ...] = ()
@@ -56,29 +56,34 @@ class Job:
     folders: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
 
+    @property
+    def changes(self) -> tuple[FileChange, ...]:
+        """Every file that is written or removed, in order."""
+        return (*self.files, *self.records)
 
-def commit(job: Job, effects: Effects) -> None:
+
+def perform(job: Job, effects: Effects) -> None:
     """Does the whole job. The lock must be held.
 
     Raises HotfixError: rolled back (4), rollback failed (5), interrupted and rolled back (130).
     """
-    plan = _plan(job)
+    journal = _journal(job)
     touched: set[str] = set()
     try:
-        _prepare(job, plan, effects)
-        _write(job, plan, effects, touched)
+        _prepare(job, journal, effects)
+        _write(job, journal, effects, touched)
         for path in job.caches:
             (effects.remove_tree if os.path.isdir(path) else effects.remove)(path)
-        for change, entry in zip(job.records, plan.files[len(job.files) :], strict=True):
+        for change, entry in zip(job.records, journal.files[len(job.files) :], strict=True):
             _put(change, entry, effects, touched)
         _read_back(job)
-        journals.save(journals.committed(plan), job.root, effects)
+        journals.save(journals.committed(journal), job.vllm_root, effects)
     except BaseException as error:
-        undone = journals.roll_back(plan, job.root, effects, touched=frozenset(touched))
+        undone = journals.roll_back(journal, job.vllm_root, effects, touched=frozenset(touched))
         if undone.left and isinstance(error, Exception):
-            raise explained(error, job.root, undone.left) from error
+            raise explained(error, job.vllm_root, undone.left) from error
         raise
-    journals.finish(plan, job.root, effects)
+    journals.finish(journal, job.vllm_root, effects)
 
 
 @contextmanager
@@ -99,11 +104,11 @@ def signals_held(effects: Effects) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _plan(job: Job) -> Journal:
+def _journal(job: Job) -> Journal:
     run = os.urandom(4).hex()
-    undo = os.path.join(job.root, STATE_FOLDER, "undo")
+    undo = state.undo_folder(job.vllm_root)
     files = []
-    for number, change in enumerate((*job.files, *job.records)):
+    for number, change in enumerate(job.changes):
         folder, name = os.path.split(change.path)
         status = os.stat(change.path) if change.before is not None else None
         files.append(
@@ -135,32 +140,31 @@ def _plan(job: Job) -> Journal:
 
 def _beside(tree: TreeChange) -> str:
     """Where a tree waits before it is put in place, and after it was replaced."""
-    return os.path.join(os.path.dirname(tree.final), STATE_FOLDER)
+    return state.folder(os.path.dirname(tree.final))
 
 
-def _prepare(job: Job, plan: Journal, effects: Effects) -> None:
+def _prepare(job: Job, journal: Journal, effects: Effects) -> None:
     """Old bytes and the journal first, then all new bytes beside their places."""
-    undo = os.path.join(job.root, STATE_FOLDER, "undo")
+    undo = state.undo_folder(job.vllm_root)
     effects.remove_tree(undo)
     effects.make_folder(undo, 0o700)
-    changes = (*job.files, *job.records)
-    for change, entry in zip(changes, plan.files, strict=True):
+    for change, entry in zip(job.changes, journal.files, strict=True):
         if entry.undo and change.before is not None:
             effects.write(entry.undo, change.before, 0o600)
     effects.sync_folder(undo)
-    journals.save(plan, job.root, effects)
-    for folder in plan.folders:
+    journals.save(journal, job.vllm_root, effects)
+    for folder in journal.folders:
         if not os.path.isdir(folder):
             effects.make_folder(folder)
-    for change, entry in zip(changes, plan.files, strict=True):
+    for change, entry in zip(job.changes, journal.files, strict=True):
         if change.after is not None:
             effects.write(entry.temp, change.after, entry.mode, (entry.uid, entry.gid))
-    for tree, place in zip(job.trees, plan.trees, strict=True):
+    for tree, place in zip(job.trees, journal.trees, strict=True):
         if tree.files is not None:
             _fill(place.new, tree.files, effects)
 
 
-def _fill(folder: str, files: dict[str, bytes], effects: Effects) -> None:
+def _fill(folder: str, files: Mapping[str, bytes], effects: Effects) -> None:
     effects.make_folder(folder)
     for path, data in sorted(files.items()):
         place = folder
@@ -171,10 +175,10 @@ def _fill(folder: str, files: dict[str, bytes], effects: Effects) -> None:
         effects.write(os.path.join(folder, path), data)
 
 
-def _write(job: Job, plan: Journal, effects: Effects, touched: set[str]) -> None:
-    for change, entry in zip(job.files, plan.files, strict=False):
+def _write(job: Job, journal: Journal, effects: Effects, touched: set[str]) -> None:
+    for change, entry in zip(job.files, journal.files, strict=False):
         _put(change, entry, effects, touched)
-    for place in plan.trees:
+    for place in journal.trees:
         if place.had:
             effects.rename(place.final, place.old)
         if not place.remove:
@@ -191,12 +195,8 @@ def _put(change: FileChange, entry: FileEntry, effects: Effects, touched: set[st
 
 
 def _read_back(job: Job) -> None:
-    for change in (*job.files, *job.records):
-        with_bytes = None
-        if os.path.exists(change.path):
-            with open(change.path, "rb") as file:
-                with_bytes = file.read()
-        if with_bytes != change.after:
+    for change in job.changes:
+        if read_file(change.path) != change.after:
             raise OSError(errno.EIO, "reads back differently from what was written", change.path)
     for tree in job.trees:
         staged = read_package(tree.final) if os.path.isdir(tree.final) else None
@@ -206,7 +206,7 @@ def _read_back(job: Job) -> None:
             raise OSError(errno.EIO, "reads back differently from what was written", tree.final)
 
 
-def explained(error: Exception, root: str, left: tuple[str, ...] = ()) -> HotfixError:
+def explained(error: Exception, vllm_root: str, left: tuple[str, ...] = ()) -> HotfixError:
     """What a person is told when a run failed while writing and was rolled back (exit 4).
 
     `left` is what could not be cleared away. A fault of our own while rolling back is exit 5.
@@ -218,7 +218,7 @@ def explained(error: Exception, root: str, left: tuple[str, ...] = ()) -> Hotfix
     if left:
         undone += " What could not be cleared away goes with the next run."
     if not isinstance(error, OSError):
-        if interrupted(root) and not left:
+        if state.is_interrupted(vllm_root) and not left:
             undone = "Not rolled back yet: do not start this vLLM, run this again first."
             return unexpected(error, undone, exit_code=BROKEN)
         return unexpected(error, undone, exit_code=ROLLED_BACK)

@@ -17,7 +17,7 @@ if __name__ == "__main__":
 import pytest
 
 from anchors.engine import fences
-from anchors.engine.cases import judge
+from anchors.engine.cases import run
 from anchors.sites import all_anchors
 
 INVENTORY = Path(__file__).parent / "inventory.json"
@@ -33,7 +33,7 @@ NUMBERED = [
 @pytest.mark.parametrize(("anchor", "case"), ALL, ids=NUMBERED)
 def test_case(anchor, case) -> None:
     compile(case.source, anchor.file, "exec")
-    outcome, patched = judge(anchor, case.source)
+    outcome, patched = run(anchor, case.source)
     assert outcome == case.outcome
     if outcome != "applies":
         assert patched == case.source
@@ -45,7 +45,7 @@ def test_case(anchor, case) -> None:
     assert [(block.id, block.intact) for block in parted.blocks] == [(anchor.id, True)]
     after = patched.partition(f"# <<< vision-exp:{anchor.id}")[2].strip("\n").split("\n")[0]
     assert after.strip() == case.before
-    assert judge(anchor, patched) == (outcome, patched), "a second pass changes something"
+    assert run(anchor, patched) == (outcome, patched), "a second pass changes something"
 
 
 @pytest.mark.parametrize("anchor", all_anchors(), ids=lambda anchor: anchor.id)
@@ -76,7 +76,7 @@ def inventory() -> list[dict[str, object]]:
 
 def _body(anchor, case) -> str:
     """What is injected, without the fence and its header, which carries the version."""
-    lines = judge(anchor, case.source)[1].splitlines()
+    lines = run(anchor, case.source)[1].splitlines()
     start = next(i for i, line in enumerate(lines) if f">>> vision-exp:{anchor.id}" in line)
     stop = next(i for i, line in enumerate(lines) if f"<<< vision-exp:{anchor.id}" in line)
     return "\n".join(lines[start + 2 : stop])

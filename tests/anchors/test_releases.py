@@ -98,7 +98,7 @@ def test_release_that_serves_the_model_itself(tmp_path: Path, version: str) -> N
     assert not rig.overlay.exists()
 
 
-def test_a_release_is_judged_by_content_and_not_by_its_version(tmp_path: Path) -> None:
+def test_a_release_is_assessed_by_content_and_not_by_its_version(tmp_path: Path) -> None:
     """0.29.0 that calls itself 0.31.0 is applied; 0.31.0 that calls itself 0.29.0 is superseded."""
     for content, label, state in (
         ("0.29.0", "0.31.0", "applied"),

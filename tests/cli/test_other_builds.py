@@ -26,7 +26,7 @@ def build(folder: Path, version: str) -> Path:
         for path in (folder / "anchors").rglob("*.py")
         if "no image input (" in path.read_text()
     ]
-    hook.write_text(hook.read_text().replace("no image input (", "no pictures ("))
+    hook.write_text(hook.read_text().replace("no image input (", "no images ("))
     with (folder / "vision_exp" / "install.py").open("a") as file:
         file.write("\nBUILD = 'another'\n")
     return folder / "hotfix.py"

@@ -1,4 +1,4 @@
-"""The folder that the overlay is staged in: made, shared, linked, not writable, oddly named."""
+"""The folder that the overlay is staged in: made, shared, linked, not writable, strangely named."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def test_a_file_where_the_overlay_goes(rig: Rig) -> None:
 def test_odd_entries_in_the_staged_overlay(rig: Rig, kind: str) -> None:
     """Never opened: a pipe would wait for ever. Revert works, and leaves what it does not know."""
     assert rig.run("apply").code == 0
-    odd = rig.overlay / "vision_exp" / "odd.py"
-    odd.symlink_to("nowhere") if kind == "dangling" else os.mkfifo(odd)
+    malformed = rig.overlay / "vision_exp" / "malformed.py"
+    malformed.symlink_to("nowhere") if kind == "dangling" else os.mkfifo(malformed)
     assert rig.spawn("--json", "status").json["state"] == "stale"
     assert rig.spawn("apply").code == (6 if kind == "dangling" else 0)
     assert rig.spawn("revert").code == 0

@@ -12,7 +12,7 @@ import hotfix_rig
 import pytest
 from hotfix_rig import Answer, Rig, contents
 
-from anchors.engine import overlay
+from anchors.engine import fast, staging
 from anchors.writing.effects import Effects
 
 RELEASE = "0.25.0"
@@ -59,13 +59,13 @@ def code(pid: int) -> int:
 
 def test_at_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs on both, with a pause where each has read the manifest and not yet written it."""
-    original = overlay.staged_digest
+    original = staging.staged_digest
 
     def slow(folder: str) -> str | None:
         time.sleep(0.1)
         return original(folder)
 
-    monkeypatch.setattr(overlay, "staged_digest", slow)
+    monkeypatch.setattr(staging, "staged_digest", slow)
     both = (pair.one, pair.two)
     for verbs in (("apply", "apply"), ("revert", "apply"), ("apply", "revert")):
         children = [pair.child(rig, verb) for rig, verb in zip(both, verbs, strict=True)]
@@ -118,8 +118,8 @@ def test_another_build_says_whom_it_leaves_behind(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert pair.run(pair.one, "apply").code == 0
-    shipped = {**overlay.source_files(), "new.py": b"NEW = 1\n"}
-    monkeypatch.setattr(overlay, "source_files", lambda: shipped)
+    shipped = {**fast.read_shipped(), "new.py": b"NEW = 1\n"}
+    monkeypatch.setattr(fast, "read_shipped", lambda: shipped)
     answer = pair.run(pair.two, "apply")
     assert answer.code == 0, answer.err
     assert f"note: {pair.one.root} was patched for another overlay" in answer.out
@@ -128,7 +128,7 @@ def test_another_build_says_whom_it_leaves_behind(
 
 
 @pytest.mark.parametrize("trees", ["null", "[1]", '"x"', "{}"])
-def test_a_manifest_with_odd_entries(pair: Pair, trees: str) -> None:
+def test_a_manifest_with_malformed_entries(pair: Pair, trees: str) -> None:
     assert pair.run(pair.one, "apply").code == 0
     path = pair.root / "vision_exp.manifest.json"
     path.write_text(f'{{"tool": "vision-exp", "trees": {trees}}}')

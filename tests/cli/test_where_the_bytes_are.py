@@ -66,14 +66,14 @@ def test_state_folder_that_is_not_ours(rig: Rig, tmp_path: Path, place: str, ver
     elsewhere, state = tmp_path / "elsewhere", rig.root / ".vision-exp"
     elsewhere.mkdir()
     (elsewhere / "file").write_text("precious")
-    odd = state / place.partition("-")[0]
-    if odd.is_dir():
-        shutil.rmtree(odd)
-    odd.parent.mkdir(exist_ok=True)
+    malformed = state / place.partition("-")[0]
+    if malformed.is_dir():
+        shutil.rmtree(malformed)
+    malformed.parent.mkdir(exist_ok=True)
     if place == "lock-folder":
-        odd.mkdir()
+        malformed.mkdir()
     else:
-        odd.symlink_to(elsewhere / "file" if place == "lock" else elsewhere)
+        malformed.symlink_to(elsewhere / "file" if place == "lock" else elsewhere)
     before = contents(tmp_path)
     check_refusal(rig.run(verb), 6, ".vision-exp")
     assert contents(tmp_path) == before
@@ -159,7 +159,7 @@ def test_disk_full(rig: Rig, kib: int) -> None:
 
 
 def test_a_target_that_cannot_be_read(rig: Rig) -> None:
-    """What is in it cannot be told: no answer (1) and no judgement of the source (3)."""
+    """What is in it cannot be told: no answer (1) and no verdict on the source (3)."""
     (rig.root / MTP).chmod(0)
     before = identity(rig.base)
     told = {verb: without_privilege(rig, verb) for verb in ("apply", "status", "verify")}

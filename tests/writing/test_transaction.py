@@ -11,116 +11,25 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import hotfix_rig
 import pytest
-from hotfix_rig import Answer, Rig, contents
+from hotfix_rig import Answer
+from write_faults import (
+    Fault,
+    Steps,
+    Worlds,
+    bug,
+    control_c,
+    everything,
+    io_error,
+    nothing,
+    staged,
+    targets,
+    terminated,
+)
 
-from anchors.writing import journal, lock
+from anchors.engine import assess as engine
+from anchors.writing import journal
 from anchors.writing.effects import Effects
-
-RELEASE = "0.25.0"  # the smallest model.py among those with all sites
-STATE = ".vision-exp"
-
-Fault = Callable[[str, str], None]
-
-
-class Steps:
-    """Counts the steps of runs and lets `fault` happen ahead of step `at`, once or from then on."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.seen: list[tuple[str, str]] = []
-        self.at = -1
-        self.fault: Fault | None = None
-        self.every_later = False
-        original = Effects.before_step
-
-        def before_step(effects: Effects, what: str, path: str) -> None:
-            number = len(self.seen)
-            self.seen.append((what, path))
-            due = number >= self.at if self.every_later else number == self.at
-            if self.fault and due:
-                self.fault(what, path)
-            original(effects, what, path)
-
-        patch.setattr(Effects, "before_step", before_step)
-
-    def run(
-        self, rig: Rig, verb: str, at: int, fault: Fault, *, every_later: bool = False
-    ) -> Answer:
-        self.seen, self.at, self.fault, self.every_later = [], at, fault, every_later
-        try:
-            return rig.run(verb)
-        finally:
-            self.fault = None
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    return Steps(monkeypatch)
-
-
-class Worlds:
-    """A rig with what it holds before and after `apply`."""
-
-    def __init__(self, base: Path) -> None:
-        self.rig = hotfix_rig.make(base, RELEASE)
-        self.old = everything(self.rig)
-        assert self.rig.run("apply").code == 0
-        self.new = everything(self.rig)
-        assert self.rig.run("revert").code == 0
-        assert everything(self.rig) == self.old
-
-    def start(self, verb: str) -> tuple[dict, dict]:
-        """Bring the tree to where `verb` has work to do: (before, after)."""
-        if verb == "apply":
-            assert self.rig.run("revert").code == 0
-            return self.old, self.new
-        assert self.rig.run("apply").code == 0
-        return self.new, self.old
-
-
-def everything(rig: Rig) -> dict[str, tuple[int, bytes]]:
-    """All files that count; a receipt's time of day does not."""
-    return {
-        name: ((mode, b"") if name.endswith(("receipt.json", "lock")) else (mode, data))
-        for name, (mode, data) in contents(rig.base).items()
-    }
-
-
-def targets(rig: Rig) -> dict[str, tuple[int, bytes]]:
-    """The release's own files: what the server would load."""
-    found = everything(rig).items()
-    return {n: file for n, file in found if n.startswith("site/vllm/") and STATE not in n}
-
-
-def staged(state: dict[str, tuple[int, bytes]]) -> set[str]:
-    """The overlay's files of a state that `everything` gave."""
-    return {name for name in state if name.startswith("overlay/vision_exp/")}
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Worlds:
-    return Worlds(tmp_path_factory.mktemp("worlds") / "rig")
-
-
-def io_error(what: str, path: str) -> None:
-    raise OSError(errno.EIO, "Input/output error", path)
-
-
-def bug(what: str, path: str) -> None:
-    raise RuntimeError("a bug of our own")
-
-
-def terminated(what: str, path: str) -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def control_c(what: str, path: str) -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def nothing(what: str, path: str) -> None:
-    """No fault: the run is only watched."""
 
 
 def worth_trying(steps: Steps, worlds: Worlds, verb: str) -> list[int]:
@@ -265,19 +174,17 @@ def test_a_bug_while_rolling_back_is_not_called_rolled_back(
 def test_an_error_after_everything_was_written_says_that_it_was(
     worlds: Worlds, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    from anchors.verbs import apply
-
     worlds.start("apply")
-    original, calls = apply.judge, 0
+    original, calls = engine.assess, 0
 
-    def judge(*arguments: object) -> object:
+    def assess(*arguments: object) -> object:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise error
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(apply, "judge", judge)
+    monkeypatch.setattr(engine, "assess", assess)
     answer = worlds.rig.run("apply")
     assert answer.code == 1
     assert "All was written" in answer.cause
@@ -317,73 +224,3 @@ def test_bytes_that_change_on_their_way_to_the_disk(
     assert answer.code == 0
     assert everything(worlds.rig) == after
     assert at >= 4
-
-
-def test_target_that_changes_between_plan_and_write(steps: Steps, worlds: Worlds) -> None:
-    worlds.start("apply")
-    mtp = worlds.rig.root / "models/deepseek_v4/nvidia/mtp.py"
-    stock = mtp.read_bytes()
-
-    def edit(what: str, path: str) -> None:
-        mtp.write_bytes(stock + b"# somebody else\n")
-
-    answer = steps.run(worlds.rig, "apply", 0, edit)
-    assert answer.code in (3, 4, 6)
-    assert "mtp.py" in answer.err
-    now = everything(worlds.rig)
-    assert now.pop("site/vllm/models/deepseek_v4/nvidia/mtp.py")[1].endswith(b"# somebody else\n")
-    assert now.items() <= worlds.old.items()
-    mtp.write_bytes(stock)
-
-
-def test_second_run_waits_for_the_first_and_gives_up(
-    monkeypatch: pytest.MonkeyPatch, worlds: Worlds
-) -> None:
-    worlds.start("apply")
-    holding, release = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        original = Effects.before_step
-
-        def before_step(effects: Effects, what: str, path: str) -> None:
-            original(effects, what, path)
-            if what == "rename":
-                os.write(holding[1], b"x")
-                os.read(release[0], 1)
-
-        Effects.before_step = before_step  # type: ignore[method-assign]
-        os.close(release[1])
-        os._exit(worlds.rig.run("apply").code)
-    try:
-        os.close(release[0])
-        os.read(holding[0], 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(lock.locked.__wrapped__, "__defaults__", (0.3,))  # type: ignore[attr-defined]
-            answer = worlds.rig.run("apply")
-        assert answer.code == 6
-        assert "another run" in answer.cause
-        assert "next:" in answer.err
-    finally:
-        os.close(release[1])
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        for end in (*holding,):
-            os.close(end)
-    assert everything(worlds.rig) == worlds.new
-
-
-def test_runs_at_once(worlds: Worlds) -> None:
-    worlds.start("apply")
-    for verbs, finals in (
-        (["apply"] * 4, [worlds.new]),
-        (["apply", "revert"] * 2, [worlds.new, worlds.old]),
-        (["revert"] * 3, [worlds.old]),
-    ):
-        children = []
-        for verb in verbs:
-            child = os.fork()
-            if child == 0:
-                os._exit(worlds.rig.run(verb).code)
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        assert codes == [0] * len(verbs)
-        assert everything(worlds.rig) in finals

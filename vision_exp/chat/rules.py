@@ -180,8 +180,8 @@ def _resolve_overflow(turns: list[_Turn], policy: Policy) -> None:
         raise RuleError(
             f"The request has {len(places)} images, the limit is {policy.limit} "
             f"({LIMIT_FLAG} '{{\"image\": {policy.limit}}}'). Send fewer images, raise the limit, "
-            f"or start the server with {settings.IMAGE_OVERFLOW.name}=keep-newest, which replaces the oldest "
-            "by text notes."
+            f"or start the server with {settings.IMAGE_OVERFLOW.name}=keep-newest, which replaces "
+            "the oldest by text notes."
         )
     for parts, index, _ in places[: len(places) - policy.limit]:
         parts[index] = OVERFLOW_NOTE

@@ -8,7 +8,8 @@ from typing import Any
 
 import rig_chat as rig
 from conversations import ASK, CALL, FORMS, TOOL, setting
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from rig_chat import SENTINEL, Server, pil, refused, text
 
@@ -145,7 +146,7 @@ def check_2000_conversations(server: Server) -> None:
     options = {"max_examples": 2000, "derandomize": True, "deadline": None, "database": None}
     health = list(HealthCheck)
 
-    @settings(**options, suppress_health_check=health)
+    @hypothesis_settings(**options, suppress_health_check=health)
     @given(st.lists(any_message, min_size=1, max_size=5), st.booleans())
     def hold(messages: list[Any], thinking: bool) -> None:
         images = rig.images_in(messages)

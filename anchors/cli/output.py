@@ -1,46 +1,20 @@
-"""Turns results into what a person or a program reads. Input is the dict of `--json`."""
+"""Turns a report into what a person or a program reads."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from anchors import __version__
+from anchors.report import PREFIX, Report
 
 # Not from typing, whose import would take a tenth of the time that a second run may take.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    Report = dict[str, Any]
-else:
-    Report = dict
-
-PREFIX = "[vision-exp]"
-SCHEMA = 1
 _GREEN, _YELLOW, _RED, _PLAIN = "\033[32m", "\033[33m", "\033[31m", "\033[0m"
 _GOOD = ("applied", "superseded", "not-applicable", "staged")
 _FAIR = ("pristine", "stale", "outdated", "interrupted", "applied-unrecorded", "missing")
-
-
-def blank() -> Report:
-    """A report with every key that `--json` promises."""
-    return {
-        "schema": SCHEMA,
-        "tool": {"name": "vision-exp", "version": __version__},
-        "verb": "",
-        "state": "",
-        "detail": "",
-        "exit": 0,
-        "changed": False,
-        "vllm": {"root": None, "version": None},
-        "plan": None,
-        "files": [],
-        "overlay": None,
-        "caches": [],
-        "notes": [],
-        "error": None,
-    }
 
 
 def print_json(report: Report) -> None:

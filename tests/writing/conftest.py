@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+from write_faults import Steps, Worlds
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Watches the steps of runs, and puts faults in front of them."""
+    return Steps(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    """One vLLM, with what it holds before and after `apply`."""
+    return Worlds(tmp_path_factory.mktemp("worlds") / "rig")
