@@ -16,15 +16,6 @@ CHOICES = [one for one in vars(settings).values() if isinstance(one, settings.Ch
 NAMES = {one.name for one in (*SWITCHES, *CHOICES)} | {settings.RMS_NORM_EPS}
 ON_WHEN_UNSET = {settings.FAST_PIXELS, settings.TOWER_GRAPHS, settings.TOWER_QUACK}
 
-# Rooms that still read their variable themselves. Must become empty.
-STILL_READ_ELSEWHERE = {
-    "chat/rules.py",
-    "image/pixels.py",
-    "tower/graphs.py",
-    "tower/swiglu.py",
-    "visibility/hooks.py",
-}
-
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda one: one.name)
 def test_switches(switch: settings.Switch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +58,7 @@ def test_every_variable_is_read_here_and_nowhere_else() -> None:
         for path in (ROOT / "vision_exp").rglob("*.py")
         if path.name != "settings.py" and re.search(r'"VISION_EXP_', path.read_text())
     }
-    assert read_elsewhere == STILL_READ_ELSEWHERE
+    assert not read_elsewhere
 
 
 def test_every_variable_is_in_the_readme() -> None:

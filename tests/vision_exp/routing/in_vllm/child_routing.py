@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import checks
+import checks_drafts  # noqa: F401
 import checks_routing  # noqa: F401
 import checks_step  # noqa: F401
 import rig_routing
