@@ -129,11 +129,7 @@ async def _bounded(response: httpx.Response, url: str) -> AsyncIterator[bytes]:
 
 
 async def _refusal(response: httpx.Response, url: str) -> ServerError:
-    body = b""
-    async for data in response.aiter_raw():
-        body += data
-        if len(body) >= 2000:
-            break
+    body = b"".join([data async for data in _bounded(response, url)])
     start = " ".join(body[:2000].decode(errors="replace").split())[:300]
     if response.status_code == 429:
         return Busy(f"{url} answers HTTP 429: {start}")
