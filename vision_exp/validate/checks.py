@@ -242,9 +242,9 @@ async def positions(session: Session) -> Verdict:
         detail = f"too few places, or none of a whole row or column: {len(unreadable)} unreadable"
         return Verdict(False, what, f"{detail}, as {unreadable[0]!r}")
     good, detail, columns = True, "", list(zip(*rows, strict=True))
-    for axis, true, told in (("x", *columns[::2]), ("y", *columns[1::2])):
-        slope = statistics.linear_regression(true, told).slope
-        error = statistics.fmean(abs(t - a) for t, a in zip(true, told, strict=True))
+    for axis, true, found in (("x", *columns[::2]), ("y", *columns[1::2])):
+        slope = statistics.linear_regression(true, found).slope
+        error = statistics.fmean(abs(t - a) for t, a in zip(true, found, strict=True))
         good = good and SLOPES[0] <= slope <= SLOPES[1] and error <= LARGEST_ERROR
         detail += f"{axis}: slope {slope:.3f}, mean error {error:.1f} %; "
     return Verdict(good, what, f"{detail}{len(unreadable)} unreadable")

@@ -29,7 +29,7 @@ _certificates = functools.cache(ssl.create_default_context)
 
 
 class Refused(ServerError):
-    """Another status than 200. ``target``: where a redirect leads; ``reply``: all that was said."""
+    """Another status than 200. ``target``: where a redirect leads; ``reply``: all that came."""
 
     def __init__(self, url: str, status: int, body: str = "", target: str = "") -> None:
         to = f" to {target[:300]}" if target else ""
