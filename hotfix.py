@@ -78,6 +78,8 @@ def _program(arguments: argparse.Namespace) -> int:
     import runpy
 
     sys.argv[1:] = arguments.arguments
+    if sys.__stdout__ is None:  # closed, which the program has to know
+        sys.stdout = None  # type: ignore[assignment]
     runpy.run_module(f"vision_exp.{arguments.verb}", run_name="__main__", alter_sys=True)
     return DONE
 

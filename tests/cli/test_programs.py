@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,13 @@ def test_validate(tmp_path: Path) -> None:
     assert done.stderr.startswith("[vision-exp] --url 127.0.0.1:9/v1 has no scheme")
     done = _both(tmp_path, "validate", "--url", "http://127.0.0.1:9/v1", "--json", str(out))
     assert done.returncode == 3 and "no usable server" in done.stderr
+
+
+def test_a_closed_output_is_known_to_the_program() -> None:
+    command = [sys.executable, "-B", str(HOTFIX), "validate", "--url", "http://127.0.0.1:9/v1"]
+    line = f"{shlex.join(command)} >&-"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True)
+    assert done.returncode == 4 and "standard output is closed" in done.stderr
 
 
 def test_preview(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ async def concurrent(session: Session, count: int) -> Verdict:
 async def own_image(session: Session) -> Verdict:
     contents = [shows(colour, 40 + index) for index, colour in enumerate(COLOURS)]
     answers = await at_once([session.cold(*content) for content in contents])
-    called = {colour: answer.text for colour, answer in zip(COLOURS, answers, strict=True)}
+    called = dict(zip(COLOURS, (answer.text for answer in answers), strict=True))
     wrong = [f"{c} called {text!r}" for c, text in called.items() if colours_named(text) != [c]]
     what = "the colour named against the colour drawn, six images at once, same question"
     return Verdict(not wrong, what, "; ".join(wrong) or "all six right")
@@ -84,8 +84,7 @@ async def offsets(session: Session) -> Verdict:
     texts = ["Look" + " at" * count for count in range(8)]
     plain = [(await session.ask(text, max_tokens=1)).prompt_tokens for text in texts]
     shown = [await session.ask(text, green, NAME_COLOUR) for text in texts]
-    extra = [answer.prompt_tokens - n for answer, n in zip(shown, plain, strict=True)]
-    pairs = list(zip(extra, plain, strict=True))
+    pairs = [(a.prompt_tokens - n, n) for a, n in zip(shown, plain, strict=True)]
     fits = any(len({e - (c - n) % 4 for e, n in pairs}) == 1 for c in range(4))
     what = (
         "prompt lengths of one image after eight texts against the rule of the leading pads; "
@@ -93,7 +92,7 @@ async def offsets(session: Session) -> Verdict:
     )
     if len({length % 4 for length in plain}) != 4:
         return Verdict(None, what, f"the texts did not reach all four offsets: {plain}")
-    detail = f"tokens added {extra} after {plain}"
+    detail = f"tokens added {[extra for extra, _ in pairs]} after {plain}"
     wrong = [a.text for a in shown if colours_named(a.text) != ["green"]]
     if wrong and not session.incoherent_reason:
         return Verdict(False, what, f"{detail}; green disc called {wrong[0]!r}")
@@ -243,9 +242,9 @@ async def positions(session: Session) -> Verdict:
         detail = f"too few places, or none of a whole row or column: {len(unreadable)} unreadable"
         return Verdict(False, what, f"{detail}, as {unreadable[0]!r}")
     good, detail, columns = True, "", list(zip(*rows, strict=True))
-    for axis, true, told in (("x", *columns[::2]), ("y", *columns[1::2])):
-        slope = statistics.linear_regression(true, told).slope
-        error = statistics.fmean(abs(t - a) for t, a in zip(true, told, strict=True))
+    for axis, true, found in (("x", *columns[::2]), ("y", *columns[1::2])):
+        slope = statistics.linear_regression(true, found).slope
+        error = statistics.fmean(abs(t - a) for t, a in zip(true, found, strict=True))
         good = good and SLOPES[0] <= slope <= SLOPES[1] and error <= LARGEST_ERROR
         detail += f"{axis}: slope {slope:.3f}, mean error {error:.1f} %; "
     return Verdict(good, what, f"{detail}{len(unreadable)} unreadable")

@@ -29,7 +29,7 @@ _certificates = functools.cache(ssl.create_default_context)
 
 
 class Refused(ServerError):
-    """Another status than 200. ``target``: where a redirect leads; ``reply``: all that was said."""
+    """Another status than 200. ``target``: where a redirect leads; ``reply``: all that came."""
 
     def __init__(self, url: str, status: int, body: str = "", target: str = "") -> None:
         to = f" to {target[:300]}" if target else ""
@@ -129,11 +129,7 @@ async def _bounded(response: httpx.Response, url: str) -> AsyncIterator[bytes]:
 
 
 async def _refusal(response: httpx.Response, url: str) -> ServerError:
-    body = b""
-    async for data in response.aiter_raw():
-        body += data
-        if len(body) >= 2000:
-            break
+    body = b"".join([data async for data in _bounded(response, url)])
     start = " ".join(body[:2000].decode(errors="replace").split())[:300]
     if response.status_code == 429:
         return Busy(f"{url} answers HTTP 429: {start}")

@@ -75,7 +75,7 @@ def _hint(options: Options, error: ServerError) -> str:
     if isinstance(error, Busy):
         return f"{again}   (later: the server is busy)"
     if status >= 500:
-        return f"{again}   (once the server's log has told why, and that is fixed)"
+        return f"{again}   (once the server's log shows why, and that is fixed)"
     if isinstance(error, NoImages):
         return (
             "python3 hotfix.py status   (is vLLM patched, the model a Vision-Exp one, and the "
