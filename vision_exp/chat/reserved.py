@@ -1,10 +1,10 @@
 """Marks that stand for images and for reserved names while a prompt is a string.
 
 The names of the placeholder and of the five sentinels become control tokens when a prompt that
-holds them is tokenised. Where they occur in a request's text they are prose: they are escaped
-by marks while the chat template runs (an encoder may refuse them), and encoded in two halves,
-so that the text survives and no control token appears. Marks hold a random key per request, so
-that no text can imitate them.
+holds them is tokenised. Where they occur in a request's text they are prose: marks stand for them
+while the chat template runs (an encoder may refuse them), and they are encoded in two halves, so
+that the text survives and no control token appears. Marks hold a random key per request, so that
+no text can imitate them.
 """
 
 from __future__ import annotations
