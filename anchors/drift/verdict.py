@@ -9,7 +9,7 @@ from anchors.drift.trees import Tree
 from anchors.engine import fences, native
 from anchors.engine.locate import locate
 from anchors.engine.plan import may_be_absent
-from anchors.engine.requirements import Requirement, missing
+from anchors.engine.requirements import Requirement, holding, missing
 from anchors.errors import HotfixError
 from anchors.kit.anchor import Anchor, Drift, NotApplicable
 
@@ -121,7 +121,8 @@ def _finding(anchor: Anchor, outcome: object) -> Finding:
 def _run_time(tree: Tree, requirements: tuple[Requirement, ...]) -> list[Finding]:
     lost = missing(requirements, tree.read)
     if not lost:
-        detail = f"{len(requirements)} names and signatures are there"
+        asked = holding(requirements, tree.read)
+        detail = f"{len(asked)} names and signatures are there"
         return [Finding(RUN_TIME, "", APPLIES, detail)]
     return [
         Finding(
