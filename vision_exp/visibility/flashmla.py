@@ -17,16 +17,13 @@ from vision_exp import patching
 from vision_exp.visibility import hooks
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-# Or _set_mm_prefix_range_for_metadata: a release up to 0.23, where images stay causal.
 REQUIRES = (
     "vllm.models.deepseek_v4.nvidia.flashmla:"
-    "DeepseekV4FlashMLAAttention._forward_prefill(swa_metadata)"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashmla:combine_topk_swa_indices"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.common.ops.cache_utils:combine_topk_swa_indices(topk_indices, "
-    "query_start_loc, seq_lens, gather_lens, window_size, compress_ratio, topk, M, N)"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
+    "DeepseekV4FlashMLAAttention._forward_prefill(swa_metadata) since 0.24",
+    "vllm.models.deepseek_v4.nvidia.flashmla:combine_topk_swa_indices since 0.24",
+    "vllm.models.deepseek_v4.common.ops.cache_utils:"
+    "combine_topk_swa_indices(topk_indices, query_start_loc, seq_lens, gather_lens, window_size, "
+    "compress_ratio, topk, M, N) since 0.24",
     "vllm.triton_utils:tl",
     "vllm.triton_utils:triton",
 )

@@ -29,7 +29,6 @@ from vision_exp.visibility import spans as visibility_rows
 from vision_exp.visibility.spans import RowSpan
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-# Or _set_mm_prefix_range_for_metadata: a release up to 0.23, where images stay causal.
 REQUIRES = (
     "vllm.v1.attention.backend:AttentionMetadataBuilder.vllm_config",
     "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadataBuilder.__init__",
@@ -39,20 +38,17 @@ REQUIRES = (
     "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.num_prefills",
     "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.num_prefill_tokens",
     "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.seq_lens",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.prefill_query_lens_cpu"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.prefill_seq_lens_cpu"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.prefill_swa_indices"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.model:_select_dsv4_attn_cls(vllm_config)"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashmla:DeepseekV4FlashMLAAttention"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferMLAAttention"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferSM120Attention"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._set_mm_prefix_range_for_metadata",
+    "vllm.v1.attention.backends.mla.sparse_swa:"
+    "DeepseekSparseSWAMetadata.prefill_query_lens_cpu since 0.24",
+    "vllm.v1.attention.backends.mla.sparse_swa:"
+    "DeepseekSparseSWAMetadata.prefill_seq_lens_cpu since 0.24",
+    "vllm.v1.attention.backends.mla.sparse_swa:"
+    "DeepseekSparseSWAMetadata.prefill_swa_indices since 0.24",
+    "vllm.models.deepseek_v4.nvidia.model:_select_dsv4_attn_cls(vllm_config) since 0.24",
+    "vllm.models.deepseek_v4.nvidia.flashmla:DeepseekV4FlashMLAAttention since 0.24",
+    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferMLAAttention since 0.24",
+    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
+    "DeepseekV4FlashInferSM120Attention since 0.24",
     "vllm.config.parallel:ParallelConfig.decode_context_parallel_size",
     "vllm.config.parallel:ParallelConfig.prefill_context_parallel_size",
     "vllm.config.parallel:ParallelConfig.use_ubatching",
