@@ -79,7 +79,7 @@ def make(
     splits = {path: fences.split(source.data or b"") for path, source in sources.items()}
     root = root or recorded_root(splits.values()) or default_root
     base = Plan(target, "", "", "", root, overlay, _untouched(sources, splits))
-    early = _without_locating(target, sources, splits)
+    early = _without_locating(target, anchors, sources, splits)
     if early:
         return _with(base, *early)
     refuse_newer(splits)
@@ -139,7 +139,10 @@ def recorded_root(splits: Iterable[Split]) -> str | None:
 
 
 def _without_locating(
-    target: Target, sources: dict[str, Source], splits: dict[str, Split]
+    target: Target,
+    anchors: tuple[Anchor, ...],
+    sources: dict[str, Source],
+    splits: dict[str, Split],
 ) -> tuple[str, str] | None:
     """States that need no parsing: nothing there, files missing, fences wrong, not ours."""
     init = os.path.join(target.root, _INIT)
@@ -159,16 +162,17 @@ def _without_locating(
     with open(init, "rb") as file:
         imports = file.read()
     for path in absent:
-        if not may_be_absent(path, imports):
+        if not may_be_absent(_of(anchors, path), imports):
             return "missing", f"{path} is missing"
     return None
 
 
-def may_be_absent(path: str, imports: bytes) -> bool:
-    """A draft's module that the package does not import belongs to a release without it."""
-    name = re.escape(os.path.basename(path).removesuffix(".py")).encode()
-    draft = re.fullmatch(rf"{native.PACKAGE}/nvidia/(dspark|mtp)\.py", path)
-    return bool(draft) and not re.search(rb"nvidia(\.|\s+import\s+)" + name + rb"\b", imports)
+def may_be_absent(anchors: tuple[Anchor, ...], imports: bytes) -> bool:
+    """Whether a release may lack the file of these anchors; not where its package imports it."""
+    folder, name = os.path.split(anchors[0].file.removesuffix(".py"))
+    folder = os.path.basename(folder)
+    imported = rf"\b{re.escape(folder)}(\.|\s+import\s+){re.escape(name)}\b"
+    return all(a.optional for a in anchors) and not re.search(imported.encode(), imports)
 
 
 def refuse_newer(splits: Mapping[str, Split]) -> None:

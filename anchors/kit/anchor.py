@@ -68,6 +68,8 @@ class Anchor:
 
     `find` takes the parsed module and gives a Match, or raises Drift or NotApplicable.
     `render` gives the body to fence; an anchor without one only judges the file.
+    `optional`: a release may lack the file; the anchor is not applicable where the package of the
+    file does not import it. `order` is the place in reports, those of one place by id.
     """
 
     id: str
@@ -80,6 +82,8 @@ class Anchor:
     find: Callable[[cst.Module], Match]
     render: Callable[[Match, Values], str] | None
     cases: tuple[Case, ...]
+    optional: bool = False
+    order: int = 100
 
 
 def top_level(module: cst.Module) -> Iterator[cst.CSTNode]:

@@ -85,7 +85,7 @@ def _render_hook(site: str, match: Match, values: Values) -> str:
     return hook.render(site, dict(match.names)["guarded"], values)
 
 
-def _sites(site: str) -> tuple[Anchor, Anchor]:
+def _sites(site: str, order: int) -> tuple[Anchor, Anchor]:
     path = f"models/deepseek_v4/nvidia/{site}.py"
     return (
         Anchor(
@@ -103,6 +103,8 @@ def _sites(site: str) -> tuple[Anchor, Anchor]:
             find=rename.locate,
             render=rename.render,
             cases=_remap_cases(f"{site}-bias-vl"),
+            optional=True,
+            order=order,
         ),
         Anchor(
             id=f"{site}-hook",
@@ -118,8 +120,10 @@ def _sites(site: str) -> tuple[Anchor, Anchor]:
             find=_find_hook,
             render=partial(_render_hook, site),
             cases=_hook_cases(f"{site}-hook"),
+            optional=True,
+            order=order,
         ),
     )
 
 
-ANCHORS = (*_sites("dspark"), *_sites("mtp"))
+ANCHORS = (*_sites("dspark", order=30), *_sites("mtp", order=40))
