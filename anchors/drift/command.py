@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,20 +34,14 @@ from anchors.sites import all_anchors
 VERIFIED = Path(TOOL_ROOT) / "anchors" / "verified.json"
 _RELEASE = re.compile(r"\d+(\.\d+)+")
 
+#: One tree of the `--json` result.
+Entry = dict[str, Any]
+
 
 def run(arguments: argparse.Namespace) -> Report:
     """Judge what was asked for. Raises HotfixError (exit 6): no index and nothing cached."""
-    anchors = all_anchors()
-    needs = requirements.collect(str(Path(TOOL_ROOT) / "vision_exp"))
-    cache = Cache(trees.default_cache(), needs)
-    verdicts = _Verdicts(cache.folder / "verdicts", anchors, needs)
     try:
-        with trees.collect(arguments.trees, cache) as (found, notes):
-            assessed = [verdicts.of(tree) for tree in found]
-            entries = [
-                _entry(tree, one, _last_good(place, found, assessed, cache, verdicts))
-                for place, (tree, one) in enumerate(zip(found, assessed, strict=True))
-            ]
+        entries, notes = assess_all(arguments.trees)
     except WheelError as error:
         raise environment(
             "no-index",
@@ -60,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Report:
         verb="drift",
         state="error" if "error" in worst else DRIFTED if DRIFTED in worst else APPLIES,
         exit=NO if worst & {"error", DRIFTED} else DONE,
-        anchors=[anchor.id for anchor in anchors],
+        anchors=[anchor.id for anchor in all_anchors()],
         trees=entries,
         notes=notes,
     )
@@ -71,6 +66,23 @@ def run(arguments: argparse.Namespace) -> Report:
     if arguments.write_verified:
         _write(VERIFIED, verified(entries))
     return result
+
+
+def assess_all(named: Sequence[str]) -> tuple[list[Entry], list[str]]:
+    """What was found out about each tree, and notes; every release of the index if none is named.
+
+    Raises WheelError: no index and nothing cached.
+    """
+    needs = requirements.collect(str(Path(TOOL_ROOT) / "vision_exp"))
+    cache = Cache(trees.default_cache(), needs)
+    verdicts = _Verdicts(cache.folder / "verdicts", all_anchors(), needs)
+    with trees.collect(named, cache) as (found, notes):
+        assessed = [verdicts.of(tree) for tree in found]
+        entries = [
+            _entry(tree, one, _last_good(place, found, assessed, cache, verdicts))
+            for place, (tree, one) in enumerate(zip(found, assessed, strict=True))
+        ]
+    return entries, notes
 
 
 def _is_page(path: str) -> bool:
@@ -150,9 +162,7 @@ def _state(assessed: Assessment, finding: Finding) -> str:
     return states.pop() if states else ""
 
 
-def _entry(
-    tree: Tree, assessed: Assessment, good: dict[Finding, tuple[Tree, str]]
-) -> dict[str, Any]:
+def _entry(tree: Tree, assessed: Assessment, good: dict[Finding, tuple[Tree, str]]) -> Entry:
     findings = []
     for finding in assessed.findings:
         entry: dict[str, Any] = asdict(finding)
@@ -174,7 +184,7 @@ def _entry(
     }
 
 
-def verified(entries: list[dict[str, Any]]) -> str:
+def verified(entries: list[Entry]) -> str:
     """anchors/verified.json: per anchor, the releases where it was seen to apply, and so on."""
     table: dict[str, dict[str, list[str]]] = {}
     for entry in entries:
