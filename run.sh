@@ -4,7 +4,8 @@
 # Any other exit: this vLLM was left as it was (5: see the message). Safe to run again.
 #
 #   bash run.sh --sandbox DIR [--vllm VERSION]
-# needs no vLLM: fetches that release's sources into DIR (default 0.29.0), applies, verifies, shows.
+# needs no vLLM: fetches that release's sources into DIR (default: the newest that has no
+# image input), applies, verifies, shows.
 set -euo pipefail
 
 PREFIX="[vision-exp]"
@@ -72,12 +73,9 @@ case "${1:-}" in
         python3 "$MOD_DIR/hotfix.py" apply ;;   # not exec: the trap must run; set -e passes the code on
     --sandbox)
         [ -n "${2:-}" ] || usage
-        version=0.29.0
-        if [ $# -gt 2 ]; then
-            [ "$3" = --vllm ] && [ $# -eq 4 ] || usage
-            version="$4"
-        fi
+        [ $# -eq 2 ] || { [ $# -eq 4 ] && [ "$3" = --vllm ]; } || usage
         find_python
+        version="${4:-$(PYTHONPATH="$MOD_DIR" python3 -m anchors.releases.known)}"
         sandbox "$2" "$version" ;;
     *) usage ;;
 esac

@@ -3,9 +3,9 @@
     python bench/patcher.py [--rounds N] [--write-results]
 
 Two figures, each against a peer timed in the same rounds:
-  again   a second `apply`, and `status`, on an applied 0.29.0, over a bare Python that imports
+  again   a second `apply`, and `status`, on an applied release, over a bare Python that imports
           hashlib, json and argparse. Wanted: at most 2.5, without importing LibCST
-  first   the first `apply` on 0.29.0, over a process that imports LibCST and parses each target
+  first   the first `apply` on the newest, over a process that imports LibCST and parses each target
           file once. Wanted: at most 3, with at most 150 MB of peak memory
 """
 
@@ -29,7 +29,9 @@ sys.path[:0] = [str(REPO), str(REPO / "tests"), str(REPO / "tests" / "support")]
 
 import hotfix_rig  # noqa: E402 (the path is set above)
 
-RELEASE = "0.29.0"
+from anchors.releases import known  # noqa: E402
+
+RELEASE = known.newest()
 BARE = "import hashlib, json, argparse"
 PARSE = """
 import sys, pathlib, libcst

@@ -21,8 +21,8 @@ for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
 done
 [ -n "$python" ] || { echo "tests: no Python 3.10 to 3.14 found" >&2; exit 1; }
 
-"$python" tests/support/environment.py "$VENV" "$VISION_EXP_TEST_CACHE" </dev/null
-"$VENV/bin/python" tests/support/sources.py </dev/null
+PYTHONPATH="$REPO" "$python" tests/support/environment.py "$VENV" "$VISION_EXP_TEST_CACHE" </dev/null
+PYTHONPATH="$REPO" "$VENV/bin/python" tests/support/sources.py </dev/null
 
 "$VENV/bin/ruff" check --quiet .
 "$VENV/bin/ruff" format --check --quiet .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ from anchors import report
 from anchors.digests import TOOL_ROOT, sha256, tool_digest
 from anchors.drift import explain, pages, trees
 from anchors.drift.trees import Cache, Tree
-from anchors.drift.verdict import APPLIES, DRIFTED, RUN_TIME, SUPERSEDED, Finding, Judged, judge
+from anchors.drift.verdict import (
+    APPLIES,
+    DRIFTED,
+    RUN_TIME,
+    SUPERSEDED,
+    Assessment,
+    Finding,
+    assess,
+)
 from anchors.engine import requirements
 from anchors.engine.requirements import Requirement
 from anchors.errors import DONE, NO, HotfixError, environment
@@ -25,20 +34,14 @@ from anchors.sites import all_anchors
 VERIFIED = Path(TOOL_ROOT) / "anchors" / "verified.json"
 _RELEASE = re.compile(r"\d+(\.\d+)+")
 
+#: One tree of the `--json` result.
+Entry = dict[str, Any]
+
 
 def run(arguments: argparse.Namespace) -> Report:
     """Judge what was asked for. Raises HotfixError (exit 6): no index and nothing cached."""
-    anchors = all_anchors()
-    needs = requirements.collect(str(Path(TOOL_ROOT) / "vision_exp"))
-    cache = Cache(trees.default_cache(), needs)
-    verdicts = _Verdicts(cache.folder / "verdicts", anchors, needs)
     try:
-        with trees.collect(arguments.trees, cache) as (found, notes):
-            judged = [verdicts.of(tree) for tree in found]
-            entries = [
-                _entry(tree, one, _last_good(place, found, judged, cache, verdicts))
-                for place, (tree, one) in enumerate(zip(found, judged, strict=True))
-            ]
+        entries, notes = assess_all(arguments.trees)
     except WheelError as error:
         raise environment(
             "no-index",
@@ -52,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Report:
         verb="drift",
         state="error" if "error" in worst else DRIFTED if DRIFTED in worst else APPLIES,
         exit=NO if worst & {"error", DRIFTED} else DONE,
-        anchors=[anchor.id for anchor in anchors],
+        anchors=[anchor.id for anchor in all_anchors()],
         trees=entries,
         notes=notes,
     )
@@ -63,6 +66,23 @@ def run(arguments: argparse.Namespace) -> Report:
     if arguments.write_verified:
         _write(VERIFIED, verified(entries))
     return result
+
+
+def assess_all(named: Sequence[str]) -> tuple[list[Entry], list[str]]:
+    """What was found out about each tree, and notes; every release of the index if none is named.
+
+    Raises WheelError: no index and nothing cached.
+    """
+    needs = requirements.collect(str(Path(TOOL_ROOT) / "vision_exp"))
+    cache = Cache(trees.default_cache(), needs)
+    verdicts = _Verdicts(cache.folder / "verdicts", all_anchors(), needs)
+    with trees.collect(named, cache) as (found, notes):
+        assessed = [verdicts.of(tree) for tree in found]
+        entries = [
+            _entry(tree, one, _last_good(place, found, assessed, cache, verdicts))
+            for place, (tree, one) in enumerate(zip(found, assessed, strict=True))
+        ]
+    return entries, notes
 
 
 def _is_page(path: str) -> bool:
@@ -92,33 +112,33 @@ class _Verdicts:
         self._needs = needs
         self._tool = sha256(json.dumps([tool_digest(), [n.text for n in needs]]).encode())[:16]
 
-    def of(self, tree: Tree) -> Judged:
+    def of(self, tree: Tree) -> Assessment:
         """The verdict, from the cache where the tree is a release that was judged before."""
         place = self._folder / f"{tree.fixed}-{self._tool}.json"
         if tree.fixed and place.is_file():
             try:
                 kept = json.loads(place.read_text(encoding="utf-8"))
-                return Judged(tree.label, tuple(Finding(**one) for one in kept))
+                return Assessment(tree.label, tuple(Finding(**one) for one in kept))
             except (ValueError, TypeError):
                 place.unlink(missing_ok=True)
-        judged = judge(tree, self._anchors, self._needs)
-        if tree.fixed and not judged.error:
+        fresh = assess(tree, self._anchors, self._needs)
+        if tree.fixed and not fresh.error:
             self._folder.mkdir(parents=True, exist_ok=True)
             scratch = place.with_suffix(".new")
-            scratch.write_text(json.dumps([asdict(f) for f in judged.findings]), encoding="utf-8")
+            scratch.write_text(json.dumps([asdict(f) for f in fresh.findings]), encoding="utf-8")
             scratch.replace(place)
-        return judged
+        return fresh
 
 
 def _last_good(
-    place: int, found: list[Tree], judged: list[Judged], cache: Cache, verdicts: _Verdicts
+    place: int, found: list[Tree], assessed: list[Assessment], cache: Cache, verdicts: _Verdicts
 ) -> dict[Finding, tuple[Tree, str]]:
     """Drifted finding -> (the last release where it applied, the first release since where not)."""
-    drifted = [f for f in judged[place].findings if f.verdict == DRIFTED]
+    drifted = [f for f in assessed[place].findings if f.verdict == DRIFTED]
     if not drifted:
         return {}
     if _RELEASE.fullmatch(found[place].label):
-        earlier = list(zip(found[:place], judged[:place], strict=True))
+        earlier = list(zip(found[:place], assessed[:place], strict=True))
     else:
         earlier = [(t, verdicts.of(t)) for t in map(cache.tree, cache.versions())]
     good: dict[Finding, tuple[Tree, str]] = {}
@@ -132,9 +152,9 @@ def _last_good(
     return {f: (tree, since or found[place].label) for f, (tree, since) in good.items()}
 
 
-def _state(judged: Judged, finding: Finding) -> str:
+def _state(assessed: Assessment, finding: Finding) -> str:
     """The verdict of the same anchor in another tree, of the same requirement for `run-time`."""
-    same = [f for f in judged.findings if f.id == finding.id]
+    same = [f for f in assessed.findings if f.id == finding.id]
     states = {f.verdict for f in same if f.id != RUN_TIME or f.expected == finding.expected}
     if finding.id == RUN_TIME and not states:
         # Only the requirements that a tree does not meet are listed one by one.
@@ -142,9 +162,9 @@ def _state(judged: Judged, finding: Finding) -> str:
     return states.pop() if states else ""
 
 
-def _entry(tree: Tree, judged: Judged, good: dict[Finding, tuple[Tree, str]]) -> dict[str, Any]:
+def _entry(tree: Tree, assessed: Assessment, good: dict[Finding, tuple[Tree, str]]) -> Entry:
     findings = []
-    for finding in judged.findings:
+    for finding in assessed.findings:
         entry: dict[str, Any] = asdict(finding)
         if finding.verdict == DRIFTED:
             last, since = good.get(finding, (None, ""))
@@ -157,14 +177,14 @@ def _entry(tree: Tree, judged: Judged, good: dict[Finding, tuple[Tree, str]]) ->
             )
         findings.append(entry)
     return {
-        "tree": judged.label,
-        "verdict": judged.verdict,
-        "error": judged.error,
+        "tree": assessed.label,
+        "verdict": assessed.verdict,
+        "error": assessed.error,
         "findings": findings,
     }
 
 
-def verified(entries: list[dict[str, Any]]) -> str:
+def verified(entries: list[Entry]) -> str:
     """anchors/verified.json: per anchor, the releases where it was seen to apply, and so on."""
     table: dict[str, dict[str, list[str]]] = {}
     for entry in entries:

@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 from anchors.digests import sha256
 from anchors.engine import native
 from anchors.engine.requirements import Requirement, files
-from anchors.releases import wheels
+from anchors.releases import known, wheels
+from anchors.releases.wheels import version_key
 
-FIRST = (0, 22, 0)
 _VERSION = re.compile(r"\d+(\.\d+)+")
 _AT_ONCE = 8
 # What zipfile raises for damaged, encrypted or strangely packed archives.
@@ -52,7 +52,8 @@ class Cache:
 
     def __init__(self, folder: Path, requirements: tuple[Requirement, ...]) -> None:
         self.folder = folder
-        self._files = frozenset(f"vllm/{path}" for path in files(requirements))
+        required = (f"vllm/{path}" for path in files(requirements))
+        self._files = frozenset(required) | wheels.asked_by_sites_alone()
         self._key = sha256("\n".join(sorted(self._files)).encode())[:8]
 
     def wanted(self, member: str) -> bool:
@@ -71,7 +72,7 @@ class Cache:
     def versions(self) -> list[str]:
         """The releases that need no network, oldest first."""
         found = (self.folder / "releases").glob(f"*-{self._key}")
-        return sorted((path.name.rpartition("-")[0] for path in found), key=_key)
+        return sorted((path.name.rpartition("-")[0] for path in found), key=version_key)
 
 
 def default_cache() -> Path:
@@ -101,13 +102,10 @@ def _is_version(name: str) -> bool:
     return _VERSION.fullmatch(name) is not None and not Path(name).exists()
 
 
-def _key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
-
-
 def _every_release(cache: Cache) -> tuple[list[Tree], list[str]]:
+    first = version_key(known.versions()[0])
     try:
-        listed = [w for w in wheels.releases("vllm") if _key(w.version) >= FIRST]
+        listed = [w for w in wheels.releases("vllm") if version_key(w.version) >= first]
     except wheels.WheelError as error:
         kept = cache.versions()
         if not kept:

@@ -9,7 +9,7 @@ from anchors.drift.trees import Tree
 from anchors.engine import fences, native
 from anchors.engine.locate import locate
 from anchors.engine.plan import may_be_absent
-from anchors.engine.requirements import Requirement, missing
+from anchors.engine.requirements import Requirement, holding, missing
 from anchors.errors import HotfixError
 from anchors.kit.anchor import Anchor, Drift, NotApplicable
 
@@ -33,7 +33,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Assessment:
     """One tree's verdicts; `error` where it could not be judged at all."""
 
     label: str
@@ -51,24 +51,26 @@ class Judged:
         return SUPERSEDED if verdicts == {SUPERSEDED} else APPLIES
 
 
-def judge(tree: Tree, anchors: tuple[Anchor, ...], requirements: tuple[Requirement, ...]) -> Judged:
-    """Judge one tree. Never raises for what is in it."""
+def assess(
+    tree: Tree, anchors: tuple[Anchor, ...], requirements: tuple[Requirement, ...]
+) -> Assessment:
+    """Assess one tree. Never raises for what is in it."""
     if tree.root is None:
-        return Judged(tree.label, error=tree.error)
+        return Assessment(tree.label, error=tree.error)
     try:
-        return _judge(tree, tree.root, anchors, requirements)
+        return _assess(tree, tree.root, anchors, requirements)
     except OSError as error:
-        return Judged(tree.label, error=f"cannot be read: {error}")
+        return Assessment(tree.label, error=f"cannot be read: {error}")
 
 
-def _judge(
+def _assess(
     tree: Tree, root: Path, anchors: tuple[Anchor, ...], requirements: tuple[Requirement, ...]
-) -> Judged:
+) -> Assessment:
     paths = dict.fromkeys(anchor.file for anchor in anchors)
     stock = {path: fences.split(tree.read(path) or b"").stock for path in paths}
     seen = native.assess(str(root), stock)
     if seen and seen.state == SUPERSEDED:
-        return Judged(
+        return Assessment(
             tree.label,
             tuple(
                 Finding(id_, file, SUPERSEDED, seen.detail)
@@ -86,7 +88,7 @@ def _judge(
         ]
     order = {anchor.id: place for place, anchor in enumerate(anchors)}
     findings.sort(key=lambda finding: order[finding.id])
-    return Judged(tree.label, (*findings, *_run_time(tree, requirements)))
+    return Assessment(tree.label, (*findings, *_run_time(tree, requirements)))
 
 
 def _file(tree: Tree, path: str, anchors: tuple[Anchor, ...]) -> list[Finding]:
@@ -121,7 +123,8 @@ def _finding(anchor: Anchor, outcome: object) -> Finding:
 def _run_time(tree: Tree, requirements: tuple[Requirement, ...]) -> list[Finding]:
     lost = missing(requirements, tree.read)
     if not lost:
-        detail = f"{len(requirements)} names and signatures are there"
+        asked = holding(requirements, tree.read)
+        detail = f"{len(asked)} names and signatures are there"
         return [Finding(RUN_TIME, "", APPLIES, detail)]
     return [
         Finding(

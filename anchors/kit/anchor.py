@@ -68,7 +68,8 @@ class Anchor:
 
     `find` takes the parsed module and gives a Match, or raises Drift or NotApplicable.
     `render` gives the body to fence; an anchor without one only judges the file.
-    `optional` says that the release may lack this file.
+    `optional`: a release may lack the file; the anchor is not applicable where the package of the
+    file does not import it. `order` is the place in reports, those of one place by id.
     """
 
     id: str
@@ -82,6 +83,7 @@ class Anchor:
     render: Callable[[Match, Values], str] | None
     cases: tuple[Case, ...]
     optional: bool = False
+    order: int = 100
 
 
 def top_level(module: cst.Module) -> Iterator[cst.CSTNode]:

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 
+from anchors.sites import all_anchors
+
 JSON_INDEX = "application/vnd.pypi.simple.v1+json"
 TIMEOUT_S = 120
 LARGEST = 32 << 20  # bytes of one member; real ones have less than one MiB
@@ -37,7 +39,8 @@ urls = [] if options.no_index else [options.index_url, *options.extra_index_urls
 print(json.dumps({"urls": urls, "cert": options.cert, "proxy": options.proxy}))
 """
 
-# What the anchors, the detection of native support and the root discovery read.
+# What the detection of native support, the root discovery and `doctor` read, and what is asked of
+# every release beside the files of the sites.
 _NEEDED = re.compile(
     r"""vllm/(__init__|_version|version)\.py
       | vllm/models/__init__\.py
@@ -79,7 +82,14 @@ class _Index:
 
 def needed(name: str) -> bool:
     """Whether this member of a vLLM wheel is one that judging a tree requires."""
-    return _NEEDED.fullmatch(name) is not None
+    return _NEEDED.fullmatch(name) is not None or name in asked_by_sites_alone()
+
+
+@functools.cache
+def asked_by_sites_alone() -> frozenset[str]:
+    """Members that only a site asks for. Whoever keeps releases keeps others where these differ."""
+    files = {f"vllm/{anchor.file}" for anchor in all_anchors()}
+    return frozenset(file for file in files if not _NEEDED.fullmatch(file))
 
 
 def releases(project: str = "vllm", versions: Iterable[str] | None = None) -> tuple[Wheel, ...]:
@@ -90,7 +100,7 @@ def releases(project: str = "vllm", versions: Iterable[str] | None = None) -> tu
         found = _choice(project, filename, url)
         if found and (found[1].version not in newest or found[0] > newest[found[1].version][0]):
             newest[found[1].version] = found
-    wanted = sorted(newest, key=_version_key) if versions is None else list(versions)
+    wanted = sorted(newest, key=version_key) if versions is None else list(versions)
     missing = [version for version in wanted if version not in newest]
     if missing or not wanted:
         raise WheelError(
@@ -211,7 +221,8 @@ def _choice(project: str, filename: str, url: str) -> tuple[tuple[int, int], Whe
     return (native, build), Wheel(project, parts[1], filename, url)
 
 
-def _version_key(version: str) -> tuple[int, ...]:
+def version_key(version: str) -> tuple[int, ...]:
+    """Sorts final releases."""
     return tuple(int(part) for part in version.split("."))
 
 

@@ -1,4 +1,4 @@
-"""The edit sites, one module each; adding a site is adding a file with an `ANCHOR`."""
+"""The edit sites; adding one is adding a module with `ANCHORS`, which is found by being here."""
 
 from __future__ import annotations
 
@@ -8,22 +8,11 @@ from pkgutil import iter_modules
 
 from anchors.kit.anchor import Anchor
 
-_ORDER = (
-    "config-hook",
-    "model-hook",
-    "dspark-bias-vl",
-    "dspark-hook",
-    "mtp-bias-vl",
-    "mtp-hook",
-    "message-rules",
-)
-
 
 @cache
 def all_anchors() -> tuple[Anchor, ...]:
-    """Every anchor, in the order reports show them; new ones come last by id."""
+    """Every anchor, in the order in which reports show them."""
     found: list[Anchor] = []
     for info in iter_modules(__path__):
-        found += getattr(import_module(f"{__name__}.{info.name}"), "ANCHORS", ())
-    rank = {anchor_id: place for place, anchor_id in enumerate(_ORDER)}
-    return tuple(sorted(found, key=lambda anchor: (rank.get(anchor.id, len(rank)), anchor.id)))
+        found += import_module(f"{__name__}.{info.name}").ANCHORS
+    return tuple(sorted(found, key=lambda anchor: (anchor.order, anchor.id)))

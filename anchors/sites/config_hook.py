@@ -65,5 +65,6 @@ ANCHORS = (
             Case(MIXED, _SOURCE + "# >>> vision-exp:config-hook\n"),
             Case(MIXED, _SOURCE + "# <<< vision-exp:config-hook\n"),
         ),
+        order=10,
     ),
 )

@@ -85,7 +85,7 @@ def _render_hook(site: str, match: Match, values: Values) -> str:
     return hook.render(site, dict(match.names)["guarded"], values)
 
 
-def _sites(site: str) -> tuple[Anchor, Anchor]:
+def _sites(site: str, order: int) -> tuple[Anchor, Anchor]:
     path = f"models/deepseek_v4/nvidia/{site}.py"
     return (
         Anchor(
@@ -104,6 +104,7 @@ def _sites(site: str) -> tuple[Anchor, Anchor]:
             render=rename.render,
             cases=_remap_cases(f"{site}-bias-vl"),
             optional=True,
+            order=order,
         ),
         Anchor(
             id=f"{site}-hook",
@@ -120,8 +121,9 @@ def _sites(site: str) -> tuple[Anchor, Anchor]:
             render=partial(_render_hook, site),
             cases=_hook_cases(f"{site}-hook"),
             optional=True,
+            order=order,
         ),
     )
 
 
-ANCHORS = (*_sites("dspark"), *_sites("mtp"))
+ANCHORS = (*_sites("dspark", order=30), *_sites("mtp", order=40))

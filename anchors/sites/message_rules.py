@@ -57,5 +57,6 @@ ANCHORS = (
             Case(ABSENT, _OWN.replace("encode_messages", "encode")),
             Case(TWICE, _OWN + _STOCK),
         ),
+        order=50,
     ),
 )

@@ -108,5 +108,6 @@ ANCHORS = (
             Case(TWICE, _SOURCE + "\n\nfrom vllm.other import fused_topk_bias\n"),
             Case(MIXED, _SOURCE + "# >>> vision-exp:model-hook\n"),
         ),
+        order=20,
     ),
 )

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from anchors.drift import documents
+from anchors.releases import known
+from anchors.releases.wheels import version_key
 
 REPO = Path(__file__).resolve().parents[2]
 STANDARD = set(sys.stdlib_module_names) | {"__future__"}
@@ -178,7 +183,34 @@ def test_no_source_of_vllm_is_committed() -> None:
     assert not [p for p in tracked() if p.is_file() and mark in p.read_text(errors="replace")]
 
 
-def test_table_of_the_readme_is_in_step() -> None:
-    command = [sys.executable, "-m", "anchors.drift.readme", "--check"]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_what_documents_say_of_sites_and_releases_is_in_step() -> None:
+    anchors = json.loads((REPO / "anchors/verified.json").read_text())["anchors"]
+    applies = {id_: found.get("applies", []) for id_, found in anchors.items()}
+    files = {sentence.file for sentence in documents.sentences()}
+    assert documents.README in files
+    for file in files:
+        text = (REPO / file).read_text()
+        assert documents.rendered(file, text, applies) == text, "python3 -m anchors.drift.update"
+
+
+RELEASE = re.compile(r"\b0\.[23]\d\.\d\b")
+# Where a release is named for what it is, and stays so when there are newer ones.
+NAMES_RELEASES = ("anchors/releases/known.py", "anchors/sites/", "tests/support/native_image.py")
+
+
+def test_releases_are_named_in_one_place() -> None:
+    sources = [*modules("anchors"), *modules("tests/support"), *(REPO / ".github").rglob("*.yml")]
+    found = []
+    for path in (*sources, REPO / "run.sh", REPO / "hotfix.py", REPO / "tests" / "run.sh"):
+        file = path.relative_to(REPO).as_posix()
+        text = path.read_text()
+        for sentence in documents.sentences():
+            text = re.sub(sentence.words, "", text) if sentence.file == file else text
+        if not file.startswith(NAMES_RELEASES):
+            found += [f"{file}: {hit.group()}" for hit in RELEASE.finditer(text)]
+    assert found == []
+
+
+def test_known_releases_are_in_order_and_named_once() -> None:
+    keys = [version_key(version) for version in known.versions()]
+    assert keys == sorted(set(keys))

@@ -1,21 +1,17 @@
 """The cases that each anchor carries in its own file, and an inventory that shows a removed one.
 
-python tests/anchors/test_cases.py      writes the inventory anew; read the diff before committing
+`python3 -m anchors.drift.update` writes the inventory anew; read the diff before committing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import pytest
 
+from anchors.drift.inventory import inventory
 from anchors.engine import fences
 from anchors.engine.cases import run
 from anchors.sites import all_anchors
@@ -58,34 +54,6 @@ def test_anchor_says_what_a_reader_needs(anchor) -> None:
     assert set(outcomes) <= set(OUTCOMES)
 
 
-def inventory() -> list[dict[str, object]]:
-    return [
-        {
-            "id": anchor.id,
-            "file": anchor.file,
-            "cases": dict(sorted(Counter(case.outcome for case in anchor.cases).items())),
-            "edits": [
-                hashlib.sha256(_body(anchor, case).encode()).hexdigest()
-                for case in anchor.cases
-                if case.outcome == "applies"
-            ],
-        }
-        for anchor in all_anchors()
-    ]
-
-
-def _body(anchor, case) -> str:
-    """What is injected, without the fence and its header, which carries the version."""
-    lines = run(anchor, case.source)[1].splitlines()
-    start = next(i for i, line in enumerate(lines) if f">>> vision-exp:{anchor.id}" in line)
-    stop = next(i for i, line in enumerate(lines) if f"<<< vision-exp:{anchor.id}" in line)
-    return "\n".join(lines[start + 2 : stop])
-
-
 def test_inventory() -> None:
     """A site, case or injected text that changes or goes away shows in the diff of that file."""
     assert json.loads(INVENTORY.read_text()) == inventory()
-
-
-if __name__ == "__main__":
-    INVENTORY.write_text(json.dumps(inventory(), indent=2) + "\n")

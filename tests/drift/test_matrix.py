@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 import sources
 
-from .conftest import CACHE, REPO, release, run
+from anchors.drift.trees import Cache, Tree
+from anchors.engine import requirements
+from anchors.engine.boundaries import BOUNDARIES
+
+from .conftest import CACHE, REPO, needs, release, run
 
 pytestmark = pytest.mark.xdist_group("drift")
 EXPECTED = json.loads((Path(__file__).parent / "expected.json").read_text())
@@ -29,11 +33,30 @@ def words(result: dict) -> dict[str, dict[str, str]]:
     return table
 
 
+def tree(version: str) -> Tree:
+    """A release as drift reads it."""
+    release(version)
+    return Cache(CACHE, needs()).tree(version)
+
+
 def test_todays_releases_are_as_expected() -> None:
     code, result = run(*sources.RELEASES)
     assert list(EXPECTED) == list(sources.RELEASES)
     assert words(result) == EXPECTED
     assert code == (1 if any("drifted" in row.values() for row in EXPECTED.values()) else 0)
+
+
+def test_facts_place_every_release_between_its_boundaries() -> None:
+    """By content alone, each release is asked for what its number says."""
+    entries = needs()
+    for version in sources.TEXT_ONLY:
+        own = tuple(map(int, version.split(".")))
+        asked = set(requirements.holding(entries, tree(version).read))
+        for entry in entries:
+            edge = BOUNDARIES[entry.place - 1]
+            newer = own >= tuple(map(int, edge.first.split(".")))
+            wanted = not entry.word or newer == (entry.word == "since")
+            assert (entry in asked) == wanted, (version, entry.text)
 
 
 def test_without_arguments_every_release_of_the_index_newest_last() -> None:

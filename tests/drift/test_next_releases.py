@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from anchors.releases import known
+
 from .conftest import edit_tree, run
 from .test_matrix import words
 
 pytestmark = pytest.mark.xdist_group("drift")
-NEWEST, NATIVE = "0.29.0", "0.33.0"
+NEWEST, NATIVE = known.newest(), known.versions(known.NATIVE)[-1]
 MODEL = "models/deepseek_v4/nvidia/model.py"
 DSPARK = "models/deepseek_v4/nvidia/dspark.py"
 MTP = "models/deepseek_v4/nvidia/mtp.py"
@@ -22,6 +24,7 @@ REGISTRY = "model_executor/models/registry.py"
 PACKAGE = "models/deepseek_v4/__init__.py"
 SCHEDULER = "v1/core/sched/scheduler.py"
 RENDERER = "renderers/deepseek_v4.py"
+SWA = "v1/attention/backends/mla/sparse_swa.py"
 PROCESSOR = "multimodal/processing/processor.py"
 DISPATCHER = "v1/cudagraph_dispatcher.py"
 
@@ -204,13 +207,35 @@ CASES = (
         "runner field renamed",
         {"v1/worker/gpu_input_batch.py": sub(r"\breq_ids\b", "request_ids")},
         ("run-time",),
-        ("InputBatch has no req_ids", "visibility.py needs"),
+        ("InputBatch has no req_ids", "visibility/hooks.py needs"),
     ),
     Next(
         "output field removed",
         {"v1/core/sched/output.py": sub(r"\n    finished_req_ids:", "\n    finished:")},
         ("run-time",),
         ("SchedulerOutput has no finished_req_ids", "engine/hooks.py needs"),
+    ),
+    # Facts that tell releases apart: a tree that lost one is no older release.
+    Next(
+        "index of prefill rows renamed",
+        {SWA: sub(r"\bprefill_swa_indices\b", "prefill_window_indices")},
+        ("run-time",),
+        ("DeepseekSparseSWAMetadata has no prefill_swa_indices", "since 0.24"),
+    ),
+    Next(
+        "shared rows renamed, and with them what shares a mask",
+        {
+            MODEL: sub(r"\bself\.use_sequence_parallel\b", "self.shares_rows"),
+            MTP: sub(r"\bsp_shard\b", "shard_rows"),
+        },
+        ("run-time",),
+        ("does not bind sp_shard", "since 0.27"),
+    ),
+    Next(
+        "lookahead renamed in one of its places",
+        {SCHEDULER: sub(r"\b(_reserve_prefill_lookahead|num_prefill_lookahead)\b", r"\1_2")},
+        ("run-time",),
+        ("has no _reserve_prefill_lookahead", "since 0.28"),
     ),
     # Native support.
     Next("native with a renamed tower", {PACKAGE: append("\n")}, base=NATIVE, native=True),

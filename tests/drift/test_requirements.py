@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from anchors.engine import requirements
+from anchors.engine.boundaries import BOUNDARIES
 from anchors.engine.requirements import BadRequirement, Requirement, parse
 
 TREE = {
@@ -53,7 +54,8 @@ def lacks(text: str, tree: dict[str, bytes] = TREE) -> str:
         "vllm.v1.sched:Scheduler.inherited(token)",
         "vllm.v1.package:VALUE",
         "vllm.v1.sched:gone | vllm.v1.sched:helper",
-        "?vllm.v1.absent:anything",
+        "vllm.v1.absent:anything since 0.24",
+        "vllm.v1.sched:helper(x, *) until 0.23",
     ],
 )
 def test_met(text: str) -> None:
@@ -71,7 +73,8 @@ def test_met(text: str) -> None:
         ("vllm.v1.sched:Scheduler.schedule(now)", "does not take now: it takes self, budget"),
         ("vllm.v1.sched:Scheduler.shared(**)", "does not take **"),
         ("vllm.v1.sched:helper.x", "is no class"),
-        ("?vllm.v1.sched:gone", "does not bind gone"),
+        ("vllm.v1.sched:gone", "does not bind gone"),
+        ("vllm.v1.sched:gone until 0.23", "does not bind gone"),
         ("vllm.v1.sched:gone | vllm.v1.absent:x", "gone; vllm.v1.absent is missing"),
     ],
 )
@@ -79,7 +82,21 @@ def test_missing(text: str, reason: str) -> None:
     assert reason in lacks(text)
 
 
-@pytest.mark.parametrize("text", ["", "torch.nn:Module", "vllm.a", "vllm.a:b.c.d", "vllm.a:b("])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "torch.nn:Module",
+        "vllm.a",
+        "vllm.a:b.c.d",
+        "vllm.a:b(",
+        "?vllm.a:b",
+        "vllm.a:b from 0.24",
+        "vllm.a:b since 0.25",
+        "vllm.a:b until 0.24",
+        "vllm.a:b since 0.24 | vllm.c:b",
+    ],
+)
 def test_a_misspelt_entry_is_an_error(text: str) -> None:
     with pytest.raises(BadRequirement, match=r"here\.py"):
         parse(text, "here.py")
@@ -97,5 +114,40 @@ def test_collect_reads_literals_without_importing(tmp_path: Path) -> None:
 
 
 def test_files_names_module_and_package() -> None:
-    entry = parse("vllm.a.b:c | ?vllm.d:e", "here.py")
-    assert requirements.files((entry,)) == {"a/b.py", "a/b/__init__.py", "d.py", "d/__init__.py"}
+    entry = parse("vllm.a.b:c | vllm.d:e", "here.py")
+    named = {"a/b.py", "a/b/__init__.py", "d.py", "d/__init__.py"}
+    assert requirements.files((entry,)) == named
+    conditional = parse("vllm.a.b:c | vllm.d:e since 0.24", "here.py")
+    facts = requirements.files(requirements.facts())
+    assert requirements.files((conditional,)) == named | facts
+
+
+def tree_with(*facts: str) -> dict[str, bytes]:
+    """A tree that has these facts: REQUIRES entries that name a class's member."""
+    tree = {}
+    for fact in facts:
+        (name,) = parse(fact.split(" | ")[0], "here.py").names
+        source = f"class {name.owner}:\n    def __init__(self): self.{name.name} = 1\n"
+        tree[name.files[0]] = source.encode()
+    return tree
+
+
+@pytest.mark.parametrize("number", range(len(BOUNDARIES)))
+def test_the_fact_of_a_boundary_decides_what_is_asked(number: int) -> None:
+    edge = BOUNDARIES[number]
+    since, until = f"vllm.a:b since {edge.first}", f"vllm.a:b until {edge.last}"
+    before = tree_with(*(other.fact for other in BOUNDARIES[:number]))
+    assert (lacks(since, before), bool(lacks(until, before))) == ("", True)
+    after = before | tree_with(edge.fact)
+    assert (bool(lacks(since, after)), lacks(until, after)) == (True, "")
+
+
+def test_a_later_fact_tells_that_earlier_boundaries_are_passed() -> None:
+    newest = tree_with(BOUNDARIES[-1].fact)
+    assert all(lacks(f"vllm.a:b since {edge.first}", newest) for edge in BOUNDARIES)
+
+
+def test_what_is_asked_of_a_tree_is_what_holds_there() -> None:
+    entries = tuple(parse(text, "here.py") for text in ("vllm.a:b", "vllm.a:c since 0.24"))
+    assert requirements.holding(entries, {}.get) == entries[:1]
+    assert requirements.holding(entries, tree_with(BOUNDARIES[0].fact).get) == entries

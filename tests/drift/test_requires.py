@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from anchors.engine import requirements
-from anchors.engine.requirements import Name
+from anchors.engine.modules import Name
 
 from .conftest import REPO
 
@@ -113,6 +113,12 @@ FILES = sorted(str(path.relative_to(OVERLAY)) for path in OVERLAY.rglob("*.py"))
 def test_every_wrapped_or_imported_name_is_stated(file: str) -> None:
     source = (OVERLAY / file).read_text(encoding="utf-8")
     assert list(unstated(source, stated(file))) == []
+
+
+def test_alternatives_are_one_thing_in_several_places() -> None:
+    """A name that is there only because the release is old says nothing about the need."""
+    entries = requirements.collect(str(OVERLAY))
+    assert [entry.text for entry in entries if len({name.name for name in entry.names}) > 1] == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Make the environment that the tests run in, before anything is installed.
 
-    python3 tests/support/environment.py VENV CACHE
+    PYTHONPATH=REPOSITORY python3 tests/support/environment.py VENV CACHE
 
 VENV gets torch for CPU use, a real vLLM (its CPU build has the same Python sources as the CUDA
 build), and the tools. CACHE gets the unpacked vLLM packages of several releases. What is there
@@ -20,9 +20,11 @@ import sys
 import zipfile
 from pathlib import Path
 
+from anchors.releases import known
+
 TORCH = "torch==2.13.0"
-INSTALLED = "0.29.0"
-UNPACKED = ("0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.32.0")
+INSTALLED = known.run_by_tests(known.WITH_DSPARK)[-1]
+UNPACKED = known.run_by_tests()
 TOOLS = (
     "pytest<9.2",  # pytest-xdist 3.8 marks groups in a way that has no effect from 9.2 on
     "hypothesis",

@@ -1,32 +1,39 @@
 """Real vLLM sources for the tests: the needed files of every official release, never committed.
 
-Run as a script it fetches what the cache lacks.
+Run as a script, with the repository's root on PYTHONPATH, it fetches what the cache lacks.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from anchors.digests import sha256
+from anchors.releases import known, wheels
 
 REPO = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("VISION_EXP_TEST_CACHE", REPO / ".cache")).resolve() / "sources"
 
-WITHOUT_DSPARK = ("0.22.0", "0.22.1", "0.23.0", "0.24.0")
-WITH_DSPARK = ("0.25.0", "0.25.1", "0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0")
-NATIVE = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
+WITHOUT_DSPARK = known.versions(known.WITHOUT_DSPARK)
+WITH_DSPARK = known.versions(known.WITH_DSPARK)
+NATIVE = known.versions(known.NATIVE)
 TEXT_ONLY = WITHOUT_DSPARK + WITH_DSPARK
-RELEASES = TEXT_ONLY + NATIVE
+RELEASES = known.versions()
 
 
 def stock(version: str) -> Path:
     """The folder that holds `vllm/` and its dist-info as released. Read it, never write in it."""
-    folder = CACHE / version
-    if not folder.is_dir():
+    if not folder(version).is_dir():
         fetch_missing((version,))
-    return folder
+    return folder(version)
+
+
+def folder(version: str) -> Path:
+    """Where a release lies. One that was kept before a site asked for a new file lies elsewhere."""
+    asked = sorted(wheels.asked_by_sites_alone())
+    return CACHE / (f"{version}-{sha256(repr(asked).encode())[:8]}" if asked else version)
 
 
 def install(version: str, site_packages: Path) -> Path:
@@ -37,17 +44,14 @@ def install(version: str, site_packages: Path) -> Path:
 
 def fetch_missing(versions: tuple[str, ...] = RELEASES) -> None:
     """Fetch the releases that the cache lacks, from the index that pip is configured to use."""
-    missing = [version for version in versions if not (CACHE / version).is_dir()]
+    missing = [version for version in versions if not folder(version).is_dir()]
     if not missing:
         return
-    from anchors.releases import wheels
-
     print(f"tests: fetching sources of vllm {', '.join(missing)}", flush=True)
     found = wheels.releases("vllm", missing)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda wheel: wheels.fetch(wheel, CACHE / wheel.version), found))
+        list(pool.map(lambda wheel: wheels.fetch(wheel, folder(wheel.version)), found))
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(REPO))
     fetch_missing()

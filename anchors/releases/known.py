@@ -1,0 +1,64 @@
+"""Every official vLLM release that this hotfix knows: the one place where a new one is added.
+
+Add a line, then run `python3 -m anchors.drift.update`. Tests, benchmarks, the sandbox, documents
+and recipes take theirs from here, or have it written by that command.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: No image input of its own, and no drafting with DSpark.
+WITHOUT_DSPARK = "text-only, without DSpark"
+#: No image input of its own; everything of the hotfix holds.
+WITH_DSPARK = "text-only"
+#: Serves the checkpoint with images itself: the hotfix stands down.
+NATIVE = "native"
+
+
+@dataclass(frozen=True)
+class Release:
+    """`runs`: the tests also run its Python, from a wheel for CPUs, and not only patch it."""
+
+    version: str
+    kind: str
+    runs: bool = False
+
+
+#: Oldest first.
+KNOWN = (
+    Release("0.22.0", WITHOUT_DSPARK),
+    Release("0.22.1", WITHOUT_DSPARK),
+    Release("0.23.0", WITHOUT_DSPARK),
+    Release("0.24.0", WITHOUT_DSPARK),
+    Release("0.25.0", WITH_DSPARK),
+    Release("0.25.1", WITH_DSPARK, runs=True),
+    Release("0.26.0", WITH_DSPARK, runs=True),
+    Release("0.27.0", WITH_DSPARK),
+    Release("0.27.1", WITH_DSPARK, runs=True),
+    Release("0.28.0", WITH_DSPARK, runs=True),
+    Release("0.29.0", WITH_DSPARK, runs=True),
+    Release("0.30.0", NATIVE),
+    Release("0.31.0", NATIVE),
+    Release("0.32.0", NATIVE, runs=True),
+    Release("0.33.0", NATIVE),
+)
+
+
+def versions(*kinds: str) -> tuple[str, ...]:
+    """The releases of these kinds, of every kind without one; oldest first."""
+    return tuple(one.version for one in KNOWN if not kinds or one.kind in kinds)
+
+
+def run_by_tests(*kinds: str) -> tuple[str, ...]:
+    """Those of `versions` whose Python the tests run."""
+    return tuple(one.version for one in KNOWN if one.runs and one.version in versions(*kinds))
+
+
+def newest() -> str:
+    """The newest release that the hotfix serves: what the sandbox and the tests start from."""
+    return versions(WITHOUT_DSPARK, WITH_DSPARK)[-1]
+
+
+if __name__ == "__main__":  # run.sh asks
+    print(newest())
