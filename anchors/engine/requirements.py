@@ -6,11 +6,13 @@ Each overlay module states it beside the code that uses it, as a literal:
         "vllm.v1.core.sched.scheduler:Scheduler._try_schedule_encoder_inputs(request, start)",
         "vllm.y:new_name | vllm.x:old_name",
         "vllm.z:Class.name since 0.24",
+        "vllm.z:Class.{one, other(argument)}",
     )
 
 `module:name` demands that the module binds the name, `module:Class.name` that the class does (in
 its body, as `self.name` in a method, or in a base class that can be followed), and names in
-parentheses are parameters that the function must accept. Alternatives, which are one thing in
+parentheses are parameters that the function must accept. Several names of one place stand in
+braces, each an entry of its own. Alternatives, which are one thing in
 several places, are parted by ` | `, the newest first. An entry that holds only from a release on,
 or up to one, ends in `since` or `until` it; `boundaries.py` says which fact of a tree decides.
 A base class can be followed into modules that some entry names.
@@ -29,6 +31,7 @@ from anchors.engine.boundaries import BOUNDARIES
 from anchors.engine.modules import Modules, Name, Read, bound
 
 _FORM = re.compile(r"vllm((?:\.\w+)*):(\w+)(?:\.(\w+))?(?:\(([\w, *]*)\))?")
+_COMMA = re.compile(r", *(?![^(]*\))")  # not one between parameters
 _CONDITION = re.compile(r"(.+?) (since|until) (\S+)")
 
 
@@ -108,8 +111,15 @@ def collect(overlay: str) -> tuple[Requirement, ...]:
             tree = ast.parse(source.read(), file)
         node = bound(tree.body, "REQUIRES")
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            found += [parse(text, file) for text in _literal(node, file)]
+            found += [parse(one, file) for text in _literal(node, file) for one in _each(text)]
     return tuple(found)
+
+
+def _each(text: str) -> list[str]:
+    """The entries that one with names in braces stands for; else itself."""
+    before, brace, rest = text.partition("{")
+    inside, _, after = rest.partition("}")
+    return [f"{before}{name}{after}" for name in _COMMA.split(inside)] if brace else [text]
 
 
 def _literal(node: ast.Assign | ast.AnnAssign, file: str) -> tuple[str, ...]:

@@ -113,6 +113,19 @@ def test_collect_reads_literals_without_importing(tmp_path: Path) -> None:
         requirements.collect(str(tmp_path))
 
 
+def test_names_in_braces_are_entries_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        "REQUIRES = ('vllm.a:C.{b, d(x, y), e} since 0.24', 'vllm.a:{f, g}')\n"
+    )
+    assert [entry.text for entry in requirements.collect(str(tmp_path))] == [
+        "vllm.a:C.b since 0.24",
+        "vllm.a:C.d(x, y) since 0.24",
+        "vllm.a:C.e since 0.24",
+        "vllm.a:f",
+        "vllm.a:g",
+    ]
+
+
 def test_files_names_module_and_package() -> None:
     entry = parse("vllm.a.b:c | vllm.d:e", "here.py")
     named = {"a/b.py", "a/b/__init__.py", "d.py", "d/__init__.py"}

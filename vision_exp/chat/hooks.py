@@ -31,55 +31,34 @@ from vision_exp.config import is_vision_exp
 
 # What this room needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
-    "vllm.exceptions:VLLMValidationError",
-    # Chats
-    "vllm.renderers.base:BaseRenderer.__init__",
-    "vllm.renderers.base:BaseRenderer._executor",
-    "vllm.renderers.base:BaseRenderer.default_chat_tok_params",
-    "vllm.renderers.base:BaseRenderer.get_tokenizer",
-    "vllm.renderers.base:BaseRenderer.model_config",
-    "vllm.renderers.params:TokenizeParams.add_special_tokens",
-    "vllm.renderers.params:ChatParams.chat_template_kwargs",
-    "vllm.renderers.params:ChatParams.media_io_kwargs",
-    "vllm.renderers.deepseek_v4:DeepseekV4Renderer.render_messages(messages, params)",
-    "vllm.renderers.deepseek_v4:DeepseekV4Renderer.render_messages_async(messages, params)",
-    "vllm.config.model:ModelConfig.allowed_local_media_path",
-    "vllm.config.model:ModelConfig.allowed_media_domains",
-    "vllm.config.multimodal:MultiModalConfig.get_limit_per_prompt(modality)",
-    "vllm.config.multimodal:MultiModalConfig.media_io_kwargs",
+    "vllm.config.model:ModelConfig.{allowed_local_media_path, allowed_media_domains}",
+    "vllm.config.multimodal:MultiModalConfig.{get_limit_per_prompt(modality), media_io_kwargs}",
+    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.{create_messages, count_tokens}",
+    "vllm.entrypoints.serve.engine.serving:"
+    "BaseServing.create_error_response(message) | vllm.entrypoints.openai.engine.serving:"
+    "OpenAIServing.create_error_response(message)",
+    "vllm.entrypoints.serve.engine.serving:"
+    "BaseServing.model_config | vllm.entrypoints.openai.engine.serving:OpenAIServing.model_config",
     "vllm.envs:VLLM_MEDIA_CONNECTOR",
-    "vllm.multimodal.media:MEDIA_CONNECTOR_REGISTRY",
-    "vllm.multimodal.media.connector:MediaConnector.__init__("
-    "media_io_kwargs, allowed_local_media_path, allowed_media_domains)",
-    "vllm.multimodal.media.connector:MediaConnector.fetch_image(image_url)",
-    "vllm.multimodal.media.connector:MediaConnector.fetch_image_async(image_url)",
-    "vllm.utils.registry:ExtensionManager.load(cls_name, **)",
-    "vllm.inputs.llm:TokensPrompt.prompt_token_ids",
-    "vllm.inputs.llm:TokensPrompt.prompt",
-    "vllm.inputs.llm:_PromptOptions.multi_modal_data",
-    "vllm.inputs.llm:_PromptOptions.multi_modal_uuids",
-    # Prompts
-    "vllm.renderers.base:BaseRenderer.process_for_engine(prompt)",
-    "vllm.renderers.base:BaseRenderer.process_for_engine_async(prompt)",
-    "vllm.v1.engine.core:EngineCore.preprocess_add_request(request)",
-    "vllm.v1.engine.core:EngineCore.vllm_config",
-    "vllm.v1.engine:EngineCoreRequest.prompt_token_ids",
-    "vllm.v1.engine:EngineCoreRequest.mm_features",
-    "vllm.v1.engine:EngineCoreRequest.sampling_params",
-    "vllm.multimodal.inputs:MultiModalFeatureSpec.data",
-    "vllm.multimodal.inputs:MultiModalFeatureSpec.mm_position",
-    "vllm.multimodal.inputs:MultiModalFeatureSpec.modality",
+    "vllm.exceptions:VLLMValidationError",
+    "vllm.inputs.llm:TokensPrompt.{prompt_token_ids, prompt}",
+    "vllm.inputs.llm:_PromptOptions.{multi_modal_data, multi_modal_uuids}",
+    "vllm.multimodal.inputs:MultiModalFeatureSpec.{data, mm_position, modality}",
     "vllm.multimodal.inputs:MultiModalFieldElem.data",
-    "vllm.multimodal.inputs:PlaceholderRange.offset",
-    "vllm.multimodal.inputs:PlaceholderRange.length",
-    "vllm.multimodal.inputs:PlaceholderRange.is_embed",
-    # Errors
-    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.create_messages",
-    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.count_tokens",
-    "vllm.entrypoints.serve.engine.serving:BaseServing.create_error_response(message)"
-    " | vllm.entrypoints.openai.engine.serving:OpenAIServing.create_error_response(message)",
-    "vllm.entrypoints.serve.engine.serving:BaseServing.model_config"
-    " | vllm.entrypoints.openai.engine.serving:OpenAIServing.model_config",
+    "vllm.multimodal.inputs:PlaceholderRange.{offset, length, is_embed}",
+    "vllm.multimodal.media.connector:MediaConnector.{__init__(media_io_kwargs, "
+    "allowed_local_media_path, allowed_media_domains), fetch_image(image_url), "
+    "fetch_image_async(image_url)}",
+    "vllm.multimodal.media:MEDIA_CONNECTOR_REGISTRY",
+    "vllm.renderers.base:BaseRenderer.{__init__, _executor, default_chat_tok_params, "
+    "get_tokenizer, model_config, process_for_engine(prompt), process_for_engine_async(prompt)}",
+    "vllm.renderers.deepseek_v4:DeepseekV4Renderer.{render_messages(messages, params), "
+    "render_messages_async(messages, params)}",
+    "vllm.renderers.params:ChatParams.{chat_template_kwargs, media_io_kwargs}",
+    "vllm.renderers.params:TokenizeParams.add_special_tokens",
+    "vllm.utils.registry:ExtensionManager.load(cls_name, **)",
+    "vllm.v1.engine.core:EngineCore.{preprocess_add_request(request), vllm_config}",
+    "vllm.v1.engine:EngineCoreRequest.{prompt_token_ids, mm_features, sampling_params}",
 )
 
 RUST_VARIABLE = "VLLM_USE_RUST_FRONTEND"

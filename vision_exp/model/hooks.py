@@ -23,100 +23,51 @@ from vision_exp.visibility import support as visibility
 
 # What this room needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
-    "vllm.config.model:ModelConfig.is_mm_prefix_lm",
-    "vllm.config.model:ModelConfig.hf_config",
-    "vllm.config.model:ModelConfig.multimodal_config",
-    "vllm.config.multimodal:MultiModalConfig.get_limit_per_prompt(modality)",
-    "vllm.config.multimodal:MultiModalConfig.mm_encoder_tp_mode",
-    "vllm.distributed.parallel_state:get_pp_group",
-    "vllm.distributed.parallel_state:GroupCoordinator.is_first_rank",
-    "vllm.distributed.parallel_state:get_tp_group",
-    "vllm.distributed.parallel_state:GroupCoordinator.cpu_group",
-    "vllm.distributed.parallel_state:GroupCoordinator.world_size",
+    "vllm.config.model:ModelConfig.{is_mm_prefix_lm, hf_config, multimodal_config}",
+    "vllm.config.multimodal:MultiModalConfig.{get_limit_per_prompt(modality), mm_encoder_tp_mode}",
+    "vllm.distributed.parallel_state:GroupCoordinator.{is_first_rank, cpu_group, world_size}",
+    "vllm.distributed.parallel_state:{get_pp_group, get_tp_group}",
     "vllm.exceptions:VLLMValidationError.__init__(message, parameter)",
     "vllm.model_executor.model_loader.weight_utils:default_weight_loader(param, loaded_weight)",
-    "vllm.model_executor.models.interfaces:"
-    "SupportsMultiModal._mark_tower_model(vllm_config, modalities)",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.supports_multimodal",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.supports_encoder_tp_data",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.requires_raw_input_tokens",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.get_placeholder_str(modality, i)",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.get_language_model",
-    "vllm.model_executor.models.interfaces:SupportsMultiModal.embed_multimodal(**)",
-    "vllm.model_executor.models.interfaces:"
-    "SupportsMultiModal.embed_input_ids(input_ids, multimodal_embeddings, is_multimodal)",
-    "vllm.model_executor.models.registry:"
-    "_ModelRegistry.inspect_model_cls(architectures, model_config)",
-    "vllm.model_executor.models.registry:"
-    "_ModelRegistry.resolve_model_cls(architectures, model_config)",
-    "vllm.model_executor.models.registry:_ModelInfo.supports_multimodal",
-    "vllm.model_executor.models.registry:_ModelInfo.requires_raw_input_tokens",
-    "vllm.model_executor.models.registry:_ModelInfo.supports_multimodal_encoder_tp_data",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.__init__(vllm_config, prefix)",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.embed_input_ids(input_ids)",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.load_weights(weights)",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.config",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.model",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4Model.layers",
+    "vllm.model_executor.models.interfaces:SupportsMultiModal.{_mark_tower_model(vllm_config, "
+    "modalities), supports_multimodal, supports_encoder_tp_data, requires_raw_input_tokens, "
+    "get_placeholder_str(modality, i), get_language_model, embed_multimodal(**), "
+    "embed_input_ids(input_ids, multimodal_embeddings, is_multimodal)}",
+    "vllm.model_executor.models.registry:_ModelInfo.{supports_multimodal, "
+    "requires_raw_input_tokens, supports_multimodal_encoder_tp_data}",
+    "vllm.model_executor.models.registry:_ModelRegistry.{inspect_model_cls(architectures, "
+    "model_config), resolve_model_cls(architectures, model_config)}",
     "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.ffn",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.{__init__(vllm_config, prefix), "
+    "embed_input_ids(input_ids), load_weights(weights), config, model}",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4Model.layers",
     "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MTP.embed_input_ids(input_ids)",
-    "vllm.multimodal:MULTIMODAL_REGISTRY",
-    "vllm.multimodal.inputs:MultiModalFieldConfig.batched(modality, keep_on_cpu)",
-    "vllm.multimodal.inputs:MultiModalFieldConfig.flat_from_sizes(modality, size_per_item)",
-    "vllm.multimodal.parse:ImageProcessorItems.get_all",
+    "vllm.multimodal.inputs:MultiModalFieldConfig.{batched(modality, keep_on_cpu), "
+    "flat_from_sizes(modality, size_per_item)}",
+    "vllm.multimodal.parse:ImageProcessorItems.{get_all, __init__, get, get_item_for_hash(index)}",
     "vllm.multimodal.parse:MultiModalDataItems",
-    "vllm.multimodal.parse:ImageProcessorItems.__init__",
-    "vllm.multimodal.parse:ImageProcessorItems.get",
-    "vllm.multimodal.parse:ImageProcessorItems.get_item_for_hash(index)",
-    "vllm.multimodal.parse:MultiModalDataParser.__init__",
-    "vllm.multimodal.parse:MultiModalDataParser._parse_image_data(data)",
-    "vllm.multimodal.processing:BaseDummyInputsBuilder",
-    "vllm.multimodal.processing:BaseMultiModalProcessor",
-    "vllm.multimodal.processing:BaseProcessingInfo",
-    "vllm.multimodal.processing:ProcessorInputs",
-    "vllm.multimodal.processing:PromptReplacement",
-    "vllm.multimodal.processing:PromptUpdateDetails",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.allowed_mm_limits",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.ctx",
-    "vllm.multimodal.processing.context:"
-    "BaseProcessingInfo.get_mm_max_tokens_per_item(seq_len, mm_counts)",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.get_data_parser",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.get_supported_mm_limits",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.get_tokenizer",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.model_id",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.parse_mm_data(mm_data, validate)",
-    "vllm.multimodal.processing.context:BaseProcessingInfo.validate_num_items(modality, num_items)",
-    "vllm.multimodal.processing.dummy_inputs:BaseDummyInputsBuilder.get_dummy_text(mm_counts)",
-    "vllm.multimodal.processing.dummy_inputs:"
-    "BaseDummyInputsBuilder.get_dummy_mm_data(seq_len, mm_counts, mm_options)",
-    "vllm.multimodal.processing.dummy_inputs:"
-    "BaseDummyInputsBuilder.get_dummy_processor_inputs(seq_len, mm_counts, mm_options)",
-    "vllm.multimodal.processing.dummy_inputs:"
-    "BaseDummyInputsBuilder._get_dummy_images(width, height, num_images, overrides)",
-    "vllm.multimodal.processing.inputs:ProcessorInputs.prompt",
-    "vllm.multimodal.processing.inputs:ProcessorInputs.mm_data_items",
-    "vllm.multimodal.processing.inputs:ProcessorInputs.mm_uuid_items",
-    "vllm.multimodal.processing.processor:BaseMultiModalProcessor.__init__(info, dummy_inputs)",
-    "vllm.multimodal.processing.processor:BaseMultiModalProcessor.apply(inputs)",
-    "vllm.multimodal.processing.processor:"
-    "BaseMultiModalProcessor._apply_hf_processor_main(mm_items)",
-    "vllm.multimodal.processing.processor:"
-    "BaseMultiModalProcessor._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)",
-    "vllm.multimodal.processing.processor:"
-    "BaseMultiModalProcessor._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)",
-    "vllm.multimodal.processing.processor:"
-    "BaseMultiModalProcessor._apply_prompt_updates(token_ids, mm_prompt_updates)",
-    "vllm.multimodal.processing.processor:PromptReplacement.modality",
-    "vllm.multimodal.processing.processor:PromptReplacement.target",
-    "vllm.multimodal.processing.processor:PromptReplacement.replacement",
-    "vllm.multimodal.processing.processor:PromptUpdateDetails.full",
-    "vllm.multimodal.processing.processor:PromptUpdateDetails.select_token_id(seq, embed_token_id)",
-    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.modality",
-    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.item_idx",
-    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.start_idx",
-    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.tokens",
-    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.is_embed",
+    "vllm.multimodal.parse:MultiModalDataParser.{__init__, _parse_image_data(data)}",
+    "vllm.multimodal.processing.context:BaseProcessingInfo.{allowed_mm_limits, ctx, "
+    "get_mm_max_tokens_per_item(seq_len, mm_counts), get_data_parser, get_supported_mm_limits, "
+    "get_tokenizer, model_id, parse_mm_data(mm_data, validate), validate_num_items(modality, "
+    "num_items)}",
+    "vllm.multimodal.processing.dummy_inputs:BaseDummyInputsBuilder.{get_dummy_text(mm_counts), "
+    "get_dummy_mm_data(seq_len, mm_counts, mm_options), get_dummy_processor_inputs(seq_len, "
+    "mm_counts, mm_options), _get_dummy_images(width, height, num_images, overrides)}",
+    "vllm.multimodal.processing.inputs:ProcessorInputs.{prompt, mm_data_items, mm_uuid_items}",
+    "vllm.multimodal.processing.processor:BaseMultiModalProcessor.{__init__(info, dummy_inputs), "
+    "apply(inputs), _apply_hf_processor_main(mm_items), _get_mm_fields_config(hf_inputs, "
+    "hf_processor_mm_kwargs), _get_prompt_updates(mm_items, hf_processor_mm_kwargs, "
+    "out_mm_kwargs), _apply_prompt_updates(token_ids, mm_prompt_updates)}",
+    "vllm.multimodal.processing.processor:PlaceholderFeaturesInfo.{modality, item_idx, start_idx, "
+    "tokens, is_embed}",
+    "vllm.multimodal.processing.processor:PromptReplacement.{modality, target, replacement}",
+    "vllm.multimodal.processing.processor:PromptUpdateDetails.{full, select_token_id(seq, "
+    "embed_token_id)}",
+    "vllm.multimodal.processing:{BaseDummyInputsBuilder, BaseMultiModalProcessor, "
+    "BaseProcessingInfo, ProcessorInputs, PromptReplacement, PromptUpdateDetails}",
     "vllm.multimodal.registry:MultiModalRegistry.register_processor(processor, info, dummy_inputs)",
+    "vllm.multimodal:MULTIMODAL_REGISTRY",
 )
 
 

@@ -18,41 +18,27 @@ from vision_exp.routing import select, support
 
 # What this room needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
-    "vllm.models.deepseek_v4.nvidia.model:fused_topk_bias",
-    "vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router:"
-    "fused_topk_bias(gating_output, input_tokens, indices_type)",
-    "vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router:FusedTopKBiasRouter."
-    "_compute_routing(hidden_states, router_logits, indices_type, input_ids)",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4Model",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.__init__(vllm_config)",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.forward(hidden_states, input_ids)",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.experts",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.gate",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.hash_indices_dtype",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.n_activated_experts",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.n_routed_experts",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.prefix",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.routed_scaling_factor",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.use_mega_moe",
-    "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MultiTokenPredictorLayer.forward(input_ids)",
-    "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MultiTokenPredictorLayer.mtp_block",
-    "vllm.models.deepseek_v4.nvidia.mtp:sp_shard since 0.27",
-    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.router"
-    " | vllm.model_executor.layers.fused_moe.layer:FusedMoE.router",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.ffn",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.forward(input_ids)",
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.load_model",
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.load_model",
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.vllm_config",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.scoring_func",
-    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.renormalize",
-    "vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router:FusedTopKBiasRouter",
-    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._quant_method",
-    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.do_naive_dispatch_combine",
-    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.moe_config",
-    "vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase.is_monolithic",
-    "vllm.model_executor.layers.fused_moe.config:FusedMoEConfig.pcp_size",
     "vllm.config.parallel:ParallelConfig.pipeline_parallel_size",
+    "vllm.model_executor.layers.fused_moe.config:FusedMoEConfig.pcp_size",
+    "vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase.is_monolithic",
+    "vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router:"
+    "FusedTopKBiasRouter._compute_routing(hidden_states, router_logits, indices_type, input_ids)",
+    "vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router:{"
+    "fused_topk_bias(gating_output, input_tokens, indices_type), FusedTopKBiasRouter}",
+    "vllm.model_executor.layers.fused_moe.runner.moe_runner:"
+    "MoERunner.router | vllm.model_executor.layers.fused_moe.layer:FusedMoE.router",
+    "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.{_quant_method, "
+    "do_naive_dispatch_combine, moe_config}",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.{ffn, forward(input_ids)}",
+    "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.{__init__(vllm_config), "
+    "forward(hidden_states, input_ids), experts, gate, hash_indices_dtype, n_activated_experts, "
+    "n_routed_experts, prefix, routed_scaling_factor, use_mega_moe, scoring_func, renormalize}",
+    "vllm.models.deepseek_v4.nvidia.model:{fused_topk_bias, DeepseekV4Model}",
+    "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MultiTokenPredictorLayer.{forward(input_ids), "
+    "mtp_block}",
+    "vllm.models.deepseek_v4.nvidia.mtp:sp_shard since 0.27",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.{load_model, vllm_config}",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.load_model",
 )
 
 _layers: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # every routed layer of this process

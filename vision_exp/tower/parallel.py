@@ -27,16 +27,16 @@ from vision_exp.tower.linears import Linears
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
     "vllm.distributed.parallel_state:get_tensor_model_parallel_world_size",
-    "vllm.model_executor.layers.linear:"
-    "ReplicatedLinear.__init__(input_size, output_size, bias, prefix, return_bias)",
-    "vllm.model_executor.layers.linear:ColumnParallelLinear.__init__("
-    "input_size, output_size, bias, prefix, return_bias, disable_tp)",
-    "vllm.model_executor.layers.linear:RowParallelLinear.__init__("
-    "input_size, output_size, bias, prefix, return_bias, disable_tp)",
-    "vllm.model_executor.layers.linear:QKVParallelLinear.__init__("
-    "hidden_size, head_size, total_num_heads, bias, prefix, return_bias, disable_tp)",
-    "vllm.model_executor.layers.linear:MergedColumnParallelLinear.__init__("
-    "input_size, output_sizes, bias, prefix, return_bias, disable_tp)",
+    "vllm.model_executor.layers.linear:ColumnParallelLinear.__init__(input_size, output_size, "
+    "bias, prefix, return_bias, disable_tp)",
+    "vllm.model_executor.layers.linear:MergedColumnParallelLinear.__init__(input_size, "
+    "output_sizes, bias, prefix, return_bias, disable_tp)",
+    "vllm.model_executor.layers.linear:QKVParallelLinear.__init__(hidden_size, head_size, "
+    "total_num_heads, bias, prefix, return_bias, disable_tp)",
+    "vllm.model_executor.layers.linear:ReplicatedLinear.__init__(input_size, output_size, bias, "
+    "prefix, return_bias)",
+    "vllm.model_executor.layers.linear:RowParallelLinear.__init__(input_size, output_size, bias, "
+    "prefix, return_bias, disable_tp)",
 )
 
 logger = logging.getLogger("vllm.vision_exp")

@@ -25,76 +25,43 @@ from vision_exp.visibility.support import has_attr
 
 # What this room needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
-    "vllm.v1.attention.backend:AttentionMetadataBuilder.vllm_config",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadataBuilder.__init__",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadataBuilder.build",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadataBuilder.window_size",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.num_decodes",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.num_prefills",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.num_prefill_tokens",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.seq_lens",
-    "vllm.v1.attention.backends.mla.sparse_swa:"
-    "DeepseekSparseSWAMetadata.prefill_query_lens_cpu since 0.24",
-    "vllm.v1.attention.backends.mla.sparse_swa:"
-    "DeepseekSparseSWAMetadata.prefill_seq_lens_cpu since 0.24",
-    "vllm.v1.attention.backends.mla.sparse_swa:"
-    "DeepseekSparseSWAMetadata.prefill_swa_indices since 0.24",
-    "vllm.models.deepseek_v4.nvidia.model:_select_dsv4_attn_cls(vllm_config) since 0.24",
-    "vllm.config.parallel:ParallelConfig.decode_context_parallel_size",
-    "vllm.config.parallel:ParallelConfig.prefill_context_parallel_size",
-    "vllm.config.parallel:ParallelConfig.use_ubatching",
-    "vllm.platforms:current_platform",
-    "vllm.platforms.interface:Platform.is_cuda",
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata",
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.input_batch",
-    "vllm.v1.worker.gpu_input_batch:InputBatch.req_ids",
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_attn(input_batch)",
-    "vllm.v1.worker.gpu.input_batch:InputBatch.req_ids",
+    "vllm.config.parallel:ParallelConfig.{decode_context_parallel_size, "
+    "prefill_context_parallel_size, use_ubatching}",
+    "vllm.models.deepseek_v4.attention:DeepseekV4Attention.{attn_sink, compress_ratio, scale, "
+    "topk_indices_buffer} since 0.24",
+    "vllm.models.deepseek_v4.common.ops.cache_utils:{combine_topk_swa_indices(topk_indices, "
+    "query_start_loc, seq_lens, gather_lens, window_size, compress_ratio, topk, M, N), "
+    "compute_global_topk_indices_and_lens(topk_indices, token_to_req_indices, block_table, "
+    "block_size, is_valid_token)} since 0.24",
+    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferMLAAttention._forward(q, "
+    "kv_cache, swa_k_cache, swa_metadata, attn_metadata, output) since 0.24",
+    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferSM120Attention.{"
+    "_as_sparse_cache, _forward_prefill(q, compressed_k_cache, swa_k_cache, output, attn_metadata, "
+    "swa_metadata), _get_workspace, _prepare_query(q, output), get_padded_num_q_heads} since 0.24",
+    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:{compute_global_topk_indices_and_lens, "
+    "flashinfer_trtllm_batch_decode_sparse_mla_dsv4} since 0.24",
     "vllm.models.deepseek_v4.nvidia.flashmla:"
     "DeepseekV4FlashMLAAttention._forward_prefill(swa_metadata) since 0.24",
     "vllm.models.deepseek_v4.nvidia.flashmla:combine_topk_swa_indices since 0.24",
-    "vllm.models.deepseek_v4.common.ops.cache_utils:"
-    "combine_topk_swa_indices(topk_indices, query_start_loc, seq_lens, gather_lens, window_size, "
-    "compress_ratio, topk, M, N) since 0.24",
-    "vllm.triton_utils:tl",
-    "vllm.triton_utils:triton",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "DeepseekV4FlashInferSM120Attention._as_sparse_cache since 0.24",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "DeepseekV4FlashInferSM120Attention._forward_prefill(q, compressed_k_cache, swa_k_cache, "
-    "output, attn_metadata, swa_metadata) since 0.24",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "DeepseekV4FlashInferSM120Attention._get_workspace since 0.24",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "DeepseekV4FlashInferSM120Attention._prepare_query(q, output) since 0.24",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "DeepseekV4FlashInferSM120Attention.get_padded_num_q_heads since 0.24",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "DeepseekV4FlashInferMLAAttention._forward(q, kv_cache, swa_k_cache, swa_metadata, "
-    "attn_metadata, output) since 0.24",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "compute_global_topk_indices_and_lens since 0.24",
-    "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:"
-    "flashinfer_trtllm_batch_decode_sparse_mla_dsv4 since 0.24",
-    "vllm.models.deepseek_v4.common.ops.cache_utils:"
-    "compute_global_topk_indices_and_lens(topk_indices, token_to_req_indices, block_table, "
-    "block_size, is_valid_token) since 0.24",
-    "vllm.models.deepseek_v4.attention:DeepseekV4Attention.attn_sink since 0.24",
-    "vllm.models.deepseek_v4.attention:DeepseekV4Attention.compress_ratio since 0.24",
-    "vllm.models.deepseek_v4.attention:DeepseekV4Attention.scale since 0.24",
-    "vllm.models.deepseek_v4.attention:DeepseekV4Attention.topk_indices_buffer since 0.24",
-    "vllm.models.deepseek_v4.sparse_mla:DeepseekV4FlashMLAMetadata.block_size since 0.24",
-    "vllm.models.deepseek_v4.sparse_mla:DeepseekV4FlashMLAMetadata.block_table since 0.24",
-    "vllm.models.deepseek_v4.sparse_mla:"
-    "DeepseekV4FlashMLAMetadata.c128a_prefill_topk_indices since 0.24",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.block_size",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.block_table",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.is_valid_token",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.num_decode_tokens",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.num_decodes",
-    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.token_to_req_indices",
-    "vllm.v1.attention.ops.flashmla:flash_mla_sparse_fwd",
-    "vllm.v1.attention.ops.flashmla:is_flashmla_sparse_supported",
+    "vllm.models.deepseek_v4.nvidia.model:_select_dsv4_attn_cls(vllm_config) since 0.24",
+    "vllm.models.deepseek_v4.sparse_mla:DeepseekV4FlashMLAMetadata.{block_size, block_table, "
+    "c128a_prefill_topk_indices} since 0.24",
+    "vllm.platforms.interface:Platform.is_cuda",
+    "vllm.platforms:current_platform",
+    "vllm.triton_utils:{tl, triton}",
+    "vllm.v1.attention.backend:AttentionMetadataBuilder.vllm_config",
+    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.{num_decodes, "
+    "num_prefills, num_prefill_tokens, seq_lens, block_size, block_table, is_valid_token, "
+    "num_decode_tokens, token_to_req_indices}",
+    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadata.{prefill_query_lens_cpu, "
+    "prefill_seq_lens_cpu, prefill_swa_indices} since 0.24",
+    "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadataBuilder.{__init__, build, "
+    "window_size}",
+    "vllm.v1.attention.ops.flashmla:{flash_mla_sparse_fwd, is_flashmla_sparse_supported}",
+    "vllm.v1.worker.gpu.input_batch:InputBatch.req_ids",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_attn(input_batch)",
+    "vllm.v1.worker.gpu_input_batch:InputBatch.req_ids",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.{_build_attention_metadata, input_batch}",
 )
 
 
