@@ -45,8 +45,7 @@ class TokenType(IntEnum):
 
 SENTINEL_LAST = SENTINEL_FIRST + len(TokenType) - 1
 SENTINELS = frozenset(range(SENTINEL_FIRST, SENTINEL_LAST + 1))
-PAD_ID = SENTINEL_FIRST + TokenType.PAD
-IMAGE_ID = SENTINEL_FIRST + TokenType.IMAGE
+START_ID, PAD_ID, IMAGE_ID, NEWLINE_ID, END_ID = (SENTINEL_FIRST + kind for kind in TokenType)
 
 #: What stands for one image in a prompt's text.
 PLACEHOLDER = "<｜deepseek_image｜>"
@@ -77,7 +76,7 @@ def leading_pads(start_pos: int) -> int:
     return GROUP - 1 - start_pos % GROUP
 
 
-def core_length(llm_grid: tuple[int, int]) -> int:
+def unpadded_length(llm_grid: tuple[int, int]) -> int:
     """Tokens from START to END inclusive, without the leading pads."""
     pairs, row, trailing = _shape(llm_grid)
     return 2 * pairs * row + trailing + 2
@@ -90,7 +89,7 @@ def block_length(llm_grid: tuple[int, int], start_pos: int) -> int:
     """
     if start_pos < 0:
         raise ValueError(f"start position {start_pos} is negative")
-    return leading_pads(start_pos) + core_length(llm_grid)
+    return leading_pads(start_pos) + unpadded_length(llm_grid)
 
 
 def build_block(llm_grid: tuple[int, int], start_pos: int) -> Block:

@@ -12,16 +12,13 @@ import torch
 
 from vision_exp.config import VisionConfig
 from vision_exp.layout import (
+    END_ID,
+    IMAGE_ID,
+    PAD_ID,
     SENTINEL_FIRST,
-    SENTINEL_LAST,
-    TokenType,
+    START_ID,
     build_block,
     leading_pads,
-)
-
-_START, _PAD, _IMAGE, _END = (
-    SENTINEL_FIRST + kind
-    for kind in (TokenType.START, TokenType.PAD, TokenType.IMAGE, TokenType.END)
 )
 
 
@@ -37,7 +34,7 @@ def check_feature(ids: Sequence[int], feature: Any, config: VisionConfig) -> Non
         raise ValueError(f"the model reads images, not {feature.modality}")
     if not _looks_like_a_block(block, place.offset):
         raise ValueError(f"the tokens at position {place.offset} are not the block of an image")
-    expected = [token == _IMAGE for token in block]
+    expected = [token == IMAGE_ID for token in block]
     marked = place.is_embed
     if marked is None or marked.tolist() != expected:
         raise ValueError(f"the image at position {place.offset} marks other tokens than its rows")
@@ -56,11 +53,11 @@ def _looks_like_a_block(block: Sequence[int], offset: int) -> bool:
     inner = block[pads + 1 : -1]
     return (
         len(block) > pads + 2
-        and all(token == _PAD for token in block[:pads])
-        and block[pads] == _START
-        and block[-1] == _END
-        and _IMAGE in inner
-        and all(SENTINEL_FIRST < token < SENTINEL_LAST for token in inner)
+        and all(token == PAD_ID for token in block[:pads])
+        and block[pads] == START_ID
+        and block[-1] == END_ID
+        and IMAGE_ID in inner
+        and all(START_ID < token < END_ID for token in inner)
     )
 
 

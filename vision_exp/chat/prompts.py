@@ -13,13 +13,10 @@ from typing import Any
 import torch
 
 from vision_exp.chat.blocks import check_feature
-from vision_exp.chat.reserved import RESERVED_IDS
 from vision_exp.config import VisionConfig, is_vision_exp
-from vision_exp.layout import PLACEHOLDER_ID, SENTINEL_FIRST, TOKENS, TokenType
+from vision_exp.layout import IMAGE_ID, RESERVED_IDS, SENTINELS, TOKENS
 
 _NAMES = {token_id: name for name, token_id in TOKENS.items()}
-IMAGE_ID = SENTINEL_FIRST + TokenType.IMAGE
-_SENTINELS = RESERVED_IDS - {PLACEHOLDER_ID}
 
 
 def check_processed(request: Any, hf_config: Any) -> None:
@@ -56,7 +53,7 @@ def check_prompt(prompt: Any) -> None:
     Placeholders may stand only beside images; the processor compares their number.
     """
     ids = prompt.get("prompt_token_ids") or ()
-    _refuse(ids, 0, _SENTINELS if prompt.get("multi_modal_data") else RESERVED_IDS)
+    _refuse(ids, 0, SENTINELS if prompt.get("multi_modal_data") else RESERVED_IDS)
 
 
 def check_request(request: Any, hf_config: Any) -> None:

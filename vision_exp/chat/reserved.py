@@ -14,9 +14,8 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vision_exp.layout import PLACEHOLDER, PLACEHOLDER_ID, TOKENS
+from vision_exp.layout import PLACEHOLDER, PLACEHOLDER_ID, RESERVED_IDS, TOKENS
 
-RESERVED_IDS = frozenset(TOKENS.values())
 _NAMES = tuple(TOKENS)
 _NAME = re.compile("|".join(map(re.escape, _NAMES)))
 

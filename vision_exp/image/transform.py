@@ -38,7 +38,7 @@ from PIL import ExifTags, Image, ImageOps
 from vision_exp.config import VisionConfig
 from vision_exp.image.backend import current_backend
 from vision_exp.image.pixels import patches_of, pillow_errors
-from vision_exp.layout import GROUP, core_length
+from vision_exp.layout import GROUP, unpadded_length
 
 _WHITE = (255, 255, 255)
 
@@ -156,7 +156,7 @@ def vit_grid_for(width: int, height: int, config: VisionConfig) -> tuple[int, in
         wide, high = int(wide * scale), int(high * scale)
     grid = (math.ceil(high / patch), math.ceil(wide / patch))
     attempt = budget
-    while core_length(llm_grid_of(grid, config)) > budget:
+    while unpadded_length(llm_grid_of(grid, config)) > budget:
         grid = _solve(wide, high, attempt, config)
         attempt -= 1
         if min(grid) < 1:  # rounded away: only far smaller budgets than the checkpoint's do this

@@ -14,15 +14,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed
 
-# What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = (
-    "vllm.distributed.communication_op:tensor_model_parallel_all_gather(input_, dim)",
-    "vllm.distributed.parallel_state:GroupCoordinator.cpu_group",
-    "vllm.distributed.parallel_state:{get_tp_group, get_tensor_model_parallel_rank, "
-    "get_tensor_model_parallel_world_size}",
-    "vllm.model_executor.models.vision:get_load_balance_assignment(sizes, num_gpus)",
-)
-
 
 class Image(NamedTuple):
     """Patches (n, 3, p, p), their grid and the number of rows that the aligner makes of them."""

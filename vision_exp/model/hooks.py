@@ -25,8 +25,10 @@ from vision_exp.visibility import support as visibility
 REQUIRES = (
     "vllm.config.model:ModelConfig.{is_mm_prefix_lm, hf_config, multimodal_config}",
     "vllm.config.multimodal:MultiModalConfig.{get_limit_per_prompt(modality), mm_encoder_tp_mode}",
+    "vllm.distributed.communication_op:tensor_model_parallel_all_gather(input_, dim)",
     "vllm.distributed.parallel_state:GroupCoordinator.{is_first_rank, cpu_group, world_size}",
-    "vllm.distributed.parallel_state:{get_pp_group, get_tp_group}",
+    "vllm.distributed.parallel_state:{get_tensor_model_parallel_rank, "
+    "get_tensor_model_parallel_world_size, get_pp_group, get_tp_group}",
     "vllm.exceptions:VLLMValidationError.__init__(message, parameter)",
     "vllm.model_executor.model_loader.weight_utils:default_weight_loader(param, loaded_weight)",
     "vllm.model_executor.models.interfaces:SupportsMultiModal.{_mark_tower_model(vllm_config, "
@@ -37,6 +39,7 @@ REQUIRES = (
     "requires_raw_input_tokens, supports_multimodal_encoder_tp_data}",
     "vllm.model_executor.models.registry:_ModelRegistry.{inspect_model_cls(architectures, "
     "model_config), resolve_model_cls(architectures, model_config)}",
+    "vllm.model_executor.models.vision:get_load_balance_assignment(sizes, num_gpus)",
     "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.ffn",
     "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.{__init__(vllm_config, prefix), "
     "embed_input_ids(input_ids), load_weights(weights), config, model}",

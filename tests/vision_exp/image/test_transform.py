@@ -25,7 +25,7 @@ from vision_exp.image.transform import (
     llm_grid_of,
     vit_grid_for,
 )
-from vision_exp.layout import core_length
+from vision_exp.layout import unpadded_length
 
 GOLDEN_FILE = Path(__file__).parents[2] / "goldens" / "image_layout.json"
 GOLDENS = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))["images"]
@@ -126,7 +126,7 @@ def check_grid(width: int, height: int, native) -> int:
     assert grid == (best_h // 14, best_w // 14)
     assert llm_grid_of(grid, CONFIG) == (llm_h, llm_w)
     assert min(grid) >= 1
-    assert core_length((llm_h, llm_w)) + 3 <= 384
+    assert unpadded_length((llm_h, llm_w)) + 3 <= 384
     return grid[0] * grid[1]
 
 
@@ -148,7 +148,7 @@ def test_some_grid_fits_under_every_config(width, height, budget, patch, cell, r
     )
     grid = vit_grid_for(width, height, config)
     assert min(grid) >= 1
-    assert core_length(llm_grid_of(grid, config)) + 3 <= budget
+    assert unpadded_length(llm_grid_of(grid, config)) + 3 <= budget
 
 
 def test_a_budget_too_small_is_refused():
