@@ -11,6 +11,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from downloads import downloading
+
 REPO = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("VISION_EXP_TEST_CACHE", REPO / ".cache")).resolve() / "sources"
 
@@ -43,8 +45,8 @@ def fetch_missing(versions: tuple[str, ...] = RELEASES) -> None:
     from anchors.releases import wheels
 
     print(f"tests: fetching sources of vllm {', '.join(missing)}", flush=True)
-    found = wheels.releases("vllm", missing)
-    with ThreadPoolExecutor(4) as pool:
+    with downloading(), ThreadPoolExecutor(4) as pool:
+        found = wheels.releases("vllm", missing)
         list(pool.map(lambda wheel: wheels.fetch(wheel, CACHE / wheel.version), found))
 
 
