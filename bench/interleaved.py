@@ -1,9 +1,9 @@
-"""Long-lived processes that take turns: none is measured while another one works.
+"""Interleaved runs of long-lived processes: none is measured while another one works.
 
 A ratio of two processes that ran one after the other also has the machine's drift in it; decode
 steps of the same tree differed by 1.4 times that way. The parent asks one process after the other
-for a turn; a process works only while it is asked. Neighbours on the machine only ever add time,
-and half of all turns had some: so the fastest tenth of a process's times counts. Every tree gets
+for a run; a process works only while it is asked. Neighbours on the machine only ever add time,
+and half of all runs had some: so the fastest tenth of a process's times counts. Every tree gets
 several processes: what those of one tree differ by is the noise.
 """
 
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-#: A first turn compiles kernels.
-TURN_SECONDS = 120
+#: A first run compiles kernels.
+RUN_SECONDS = 120
 
 
 class WorkerLost(RuntimeError):
@@ -47,8 +47,8 @@ class Worker:
             raise WorkerLost(f"{self.label}: ended")
         return json.loads(line)
 
-    def turn(self, command: str, seconds: float = TURN_SECONDS) -> Any:
-        """Asks for one turn and waits for its result. Raises WorkerLost."""
+    def run(self, command: str, seconds: float = RUN_SECONDS) -> Any:
+        """Asks for one run and waits for its result. Raises WorkerLost."""
         if self.process.stdin is None:
             raise WorkerLost(f"{self.label}: has no input")
         try:
@@ -86,7 +86,7 @@ def start(label: str, command: Sequence[str], env: Mapping[str, str], log: Path)
     return Worker(label, process, os.fdopen(reading))
 
 
-def serve(turns: Mapping[str, Callable[[], Any]], replies: int) -> int:
+def serve(runs: Mapping[str, Callable[[], Any]], replies: int) -> int:
     """In a worker: says that it is ready, then answers commands until its input ends."""
     # One set of cores for all processes: which core a process got decides a host-bound step. Not a
     # single core: threads that start later stay on it too, and a prefill took twice as long.
@@ -97,7 +97,7 @@ def serve(turns: Mapping[str, Callable[[], Any]], replies: int) -> int:
             gc.collect()
             gc.disable()
             try:
-                result = turns[line.strip()]()
+                result = runs[line.strip()]()
             finally:
                 gc.enable()
             answer(sink, result)

@@ -8,10 +8,10 @@ Peers, none of which is part of this repository:
   stock     `fused_topk_bias` of 0.26.0 to 0.29.0 for these sizes, which is their `dsv4_topk`
   stock-op  the compiled operator that `fused_topk_bias` calls otherwise: 0.25, and hash layers
 Wanted: at most 1.05 times the fastest of them at every number of rows. The hash case is shown and
-not judged: its peer looks experts up and selects none, while a third of our rows are image rows,
+not assessed: its peer looks experts up and selects none, while a third of our rows are image rows,
 which select. A graph holds one launch per
 input set, and the sets together exceed the second-level cache where the rows are many. Kernels are
-timed by turns in several rounds; the figures are medians.
+timed in interleaved runs; the figures are medians.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def kernels(folder: Path, hashed: bool, variants: bool) -> dict[str, Callable[..
 
 
 def replay_times(functions: dict[str, Callable[..., Any]], sets: list[dict[str, Any]]) -> dict:
-    """Median microseconds per launch of each function, one CUDA graph each, timed by turns."""
+    """Median microseconds per launch of each function, one CUDA graph each, interleaved."""
     import torch
 
     graphs = {}
@@ -194,9 +194,9 @@ def replay_times(functions: dict[str, Callable[..., Any]], sets: list[dict[str, 
         del outputs
     replays = 40
     times: dict[str, list[float]] = {name: [] for name in graphs}
-    for turn in range(ROUNDS):
+    for round_ in range(ROUNDS):
         names = list(graphs)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
             for _ in range(5):
                 graphs[name].replay()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -250,10 +250,10 @@ def run(folder: Path, out: Path | None, variants: bool) -> int:
         card = {"card": torch.cuda.get_device_name(), "torch": torch.__version__}
         card |= {"triton": triton.__version__, "limit": LIMIT}
         out.write_text(json.dumps({**card, "figures": report}, indent=1))
-    judged = [row for row in report if row["ratio"] is not None and not row["hashed"]]
-    slow = [row for row in judged if row["ratio"] > LIMIT]
-    print(f"\n{len(judged)} of {len(report)} cases are judged; {len(slow)} above {LIMIT}")
-    return int(bool(slow) or not judged)
+    assessed = [row for row in report if row["ratio"] is not None and not row["hashed"]]
+    slow = [row for row in assessed if row["ratio"] > LIMIT]
+    print(f"\n{len(assessed)} of {len(report)} cases are assessed; {len(slow)} above {LIMIT}")
+    return int(bool(slow) or not assessed)
 
 
 def main() -> int:

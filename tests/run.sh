@@ -21,10 +21,21 @@ for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
 done
 [ -n "$python" ] || { echo "tests: no Python 3.10 to 3.14 found" >&2; exit 1; }
 
+VISION_EXP_TEST_DOWNLOADS="$(mktemp)"
+export VISION_EXP_TEST_DOWNLOADS
+trap 'rm -f "$VISION_EXP_TEST_DOWNLOADS"' EXIT
+SECONDS=0
 PYTHONPATH="$REPO" "$python" tests/support/environment.py "$VENV" "$VISION_EXP_TEST_CACHE" </dev/null
 PYTHONPATH="$REPO" "$VENV/bin/python" tests/support/sources.py </dev/null
 
 "$VENV/bin/ruff" check --quiet .
 "$VENV/bin/ruff" format --check --quiet .
 "$VENV/bin/mypy" --no-error-summary
-exec "$VENV/bin/python" -m pytest -n 2 --dist loadgroup "$@" </dev/null
+# Printed apart: how long downloads take is the index's and the network's doing.
+downloads=$(awk '{ sum += $1 } END { printf "%d", sum }' "$VISION_EXP_TEST_DOWNLOADS")
+set_up=$((SECONDS - downloads))
+SECONDS=0
+code=0
+"$VENV/bin/python" -m pytest -n 2 --dist loadgroup "$@" </dev/null || code=$?
+echo "tests: $downloads s of downloading, $set_up s of set-up and lint, $SECONDS s of tests"
+exit "$code"

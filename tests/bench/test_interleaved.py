@@ -32,10 +32,10 @@ def load(name: str) -> ModuleType:
 
 interleaved = load("interleaved")
 sys.path.append(str(BENCH))
-serving = load("gpu_serving")
+serving = load("serving_report")
 
 
-def test_a_worker_answers_turns_and_its_end_is_noticed(tmp_path: Path) -> None:
+def test_a_worker_answers_and_its_end_is_noticed(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(textwrap.dedent(WORKER.format(bench=str(BENCH))))
     log = tmp_path / "log"
@@ -44,10 +44,10 @@ def test_a_worker_answers_turns_and_its_end_is_noticed(tmp_path: Path) -> None:
     ]
     try:
         assert [worker.read(30) for worker in workers] == ["ready", "ready"]
-        assert [worker.turn("add", 30) for worker in workers] == [[1, 2], [1, 2]]
+        assert [worker.run("add", 30) for worker in workers] == [[1, 2], [1, 2]]
         with pytest.raises(interleaved.WorkerLost, match="w1: ended"):
-            workers[1].turn("die", 30)
-        assert workers[0].turn("add", 30) == [1, 2]
+            workers[1].run("die", 30)
+        assert workers[0].run("add", 30) == [1, 2]
     finally:
         for worker in workers:
             worker.stop()
@@ -95,11 +95,11 @@ def test_a_text_step_may_call_what_stock_calls_and_nothing_of_ours() -> None:
     def own(every: float, calls: float) -> dict[str, float]:
         return {"all": every, "calls": calls, "microseconds": calls * 7}
 
-    def judged(patched: dict[str, float]) -> bool:
+    def good(patched: dict[str, float]) -> bool:
         found = {"own": {"stock 1": own(5000, 0), "patched 1": patched, "vision": own(6000, 42)}}
         return serving.functions(found)[0]
 
-    assert judged(own(5000.4, 0))
-    assert not judged(own(5100, 0))
-    assert not judged(own(5000.4, 0.1))
+    assert good(own(5000.4, 0))
+    assert not good(own(5100, 0))
+    assert not good(own(5000.4, 0.1))
     assert serving.functions({})[0] is False

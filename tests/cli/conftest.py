@@ -8,6 +8,9 @@ import hotfix_rig
 import pytest
 import sources
 from hotfix_rig import Rig
+from memory_folders import tmp_path, tmp_path_factory
+
+__all__ = ["tmp_path", "tmp_path_factory"]
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@
 #   patch     patch again, after a change of the overlay (part of setup)
 #   warm      compile kernels in parallel
 #   first     text bits on stock and patched trees, hidden states against float32, stock's failure
-#   second    caches, chunks, company, preemption; visibility; where repeats part; memory; DSpark;
+#   second    caches, chunks, co-batching, preemption; visibility; where repeats part; memory; DSpark;
 #             rms_norm_eps
 #   kernels   the overlay's kernels alone: routing, SM100's second attention pass
 #   server    vllm serve, the openai client, the validator
@@ -27,7 +27,7 @@
 #   serving   the serving times alone (part of figures)
 #   tower     the tower's times alone (part of figures)
 #   images    the first token of an image request and the image prefill alone (part of serving)
-#   pictures  hidden states, server, tower and images: what a change of these needs
+#   vision    hidden states, server, tower and images: what a change of these needs
 #   two       two GPUs: tensor parallelism
 #   differ    two GPUs: two nodes with different overlays alone (part of two)
 #   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
@@ -38,7 +38,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 
 known=" setup patch warm first second kernels server figures table cache release serving tower images "
-known+="pictures two differ session "
+known+="vision two differ session "
 refuse() {
     echo "$1; nothing was run" >&2
     echo "next: PIECES=DIR WORK=DIR OUT=DIR tests/gpu/run.sh STAGE...   (all, or some of:$known)" >&2
@@ -102,8 +102,8 @@ job() {
     ) &
 }
 
-# judge NAME TREE COMMAND...: at once, in sight; for what compares the results of jobs.
-judge() {
+# compare NAME TREE COMMAND...: at once, in sight; for what compares the results of jobs.
+compare() {
     local name=$1 tree=$2 code
     shift 2
     begin "$name"
@@ -216,11 +216,11 @@ text_dumps() {
 }
 
 text_compare() {
-    judge compare-text "$stock" python3 "$here/jobs/compare_text.py" "$rows/text.json" "$WORK/patched.pt" \
+    compare compare-text "$stock" python3 "$here/jobs/compare_text.py" "$rows/text.json" "$WORK/patched.pt" \
         "$WORK/vision.pt" "$WORK"/{stock,again,third}.pt
 }
 
-# draft_jobs SECONDS: with drafting and without; draft_compare judges.
+# draft_jobs SECONDS: with drafting and without; draft_compare compares.
 draft_jobs() {
     rm -f "$WORK"/draft{,-plain}.json
     job draft-plain "$1" "$patched" python3 "$here/jobs/checks_draft.py" plain "$vision" \
@@ -230,7 +230,7 @@ draft_jobs() {
 }
 
 draft_compare() {
-    judge compare-draft "$patched" python3 "$here/jobs/checks_draft.py" compare "$WORK/draft-plain.json" \
+    compare compare-draft "$patched" python3 "$here/jobs/checks_draft.py" compare "$WORK/draft-plain.json" \
         "$WORK/draft.json" "$rows/draft.json"
 }
 
@@ -256,9 +256,9 @@ second() {
         python3 "$here/jobs/checks_eps.py" dump "$vision" "$WORK/kept.pt"
     wait
     draft_compare
-    judge compare-graphs "$patched" python3 "$here/jobs/checks_graphs.py" "$WORK/draft-plain.json" \
+    compare compare-graphs "$patched" python3 "$here/jobs/checks_graphs.py" "$WORK/draft-plain.json" \
         "$WORK/graphs.json" "$rows/graphs.json"
-    judge compare-eps "$patched" python3 "$here/jobs/checks_eps.py" compare "$rows/eps.json" \
+    compare compare-eps "$patched" python3 "$here/jobs/checks_eps.py" compare "$rows/eps.json" \
         "$WORK/forced.pt" "$WORK/kept.pt"
 }
 
@@ -302,8 +302,8 @@ release() {
     rows_of stock_fails text reference visibility server draft
 }
 
-# What a change of the tower or of a picture's preparation can touch.
-pictures() {
+# What a change of the tower or of an image's preparation can touch.
+vision() {
     reference_job 300
     server_job 300
     wait
@@ -319,7 +319,7 @@ results() {
     tar cz -C "$WORK" rows logs >"$OUT/rows-logs.tgz" || failed results "not packed"
 }
 
-# Text engines of both trees by turns, and one of the vision checkpoint.
+# Interleaved runs of text engines of both trees, and one of the vision checkpoint.
 serving() {
     job serving 400 "$patched" python3 "$repo/bench/gpu_serving.py" measure "$OUT/serving.json" \
         "$rows/serving.json" "$logs" "$stock" "$text" "$patched" "$vision" "${SERVING_SECONDS:-150}"

@@ -48,7 +48,7 @@ differ() {
 }
 
 two_compare() {
-    judge compare-two "$patched" python3 "$here/jobs/checks_two.py" compare "$rows/two.json" "$WORK" "$logs"
+    compare compare-two "$patched" python3 "$here/jobs/checks_two.py" compare "$rows/two.json" "$WORK" "$logs"
 }
 
 two() {
@@ -85,14 +85,14 @@ session() {
         job memory 240 "$patched" python3 "$here/jobs/checks_memory.py" "$vision" "$rows/memory.json"
         wait
     ) &
-    local company=$!
+    local beside=$!
     (
         export CUDA_VISIBLE_DEVICES=1
         text_dumps 240
         wait
         text_compare
     )
-    wait "$company"
+    wait "$beside"
     wait
     results
     while [ -n "${AFTER:-}" ] && [ ! -e "$AFTER" ] && [ "$SECONDS" -lt $((DEADLINE - 330)) ]; do

@@ -1,4 +1,4 @@
-"""What the GPU checks conclude from answers in company and from launches, without a GPU."""
+"""What the GPU checks conclude from answers co-batched and from launches, without a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from gpu.jobs import checks_server, compare_text
 from gpu.lib import answers, cobatched
-from gpu.lib.cobatched import Company, Rows
+from gpu.lib.cobatched import Cobatched, Rows
 
 
 def row(index: int, by: float = 0.0) -> dict[int, float]:
@@ -24,18 +24,18 @@ def row(index: int, by: float = 0.0) -> dict[int, float]:
     )
 
 
-def requests(*moved: float, lone: float = 0.1) -> Company:
-    """Eight requests, four answers each alone, and one in company per entry of ``moved``."""
+def requests(*moved: float, lone: float = 0.1) -> Cobatched:
+    """Eight requests, four answers each alone, and one co-batched per entry of ``moved``."""
     alone = [[row(i, lone * turn) for turn in range(4)] for i in range(8)]
-    return Company(alone, [[row(i, -by) for by in moved] for i in range(8)])
+    return Cobatched(alone, [[row(i, -by) for by in moved] for i in range(8)])
 
 
 def test_pictures_may_move_by_what_texts_move_by() -> None:
     texts = requests(0.3, 0.5, 0.2)
-    assert cobatched.judge_company(requests(0.4, 0.4, 0.5), texts)[0]
-    assert not cobatched.judge_company(requests(0.4, 0.4, 0.6), texts)[0]
+    assert cobatched.assess_cobatched(requests(0.4, 0.4, 0.5), texts)[0]
+    assert not cobatched.assess_cobatched(requests(0.4, 0.4, 0.6), texts)[0]
     limit = requests(0.0, 0.0, 0.0, lone=0.3)
-    assert cobatched.judge_company(requests(0.4, 0.4, 0.5), limit)[0], (
+    assert cobatched.assess_cobatched(requests(0.4, 0.4, 0.5), limit)[0], (
         "repeats of a text alone count"
     )
 
@@ -44,9 +44,9 @@ def test_two_answers_may_pass_the_largest_of_few() -> None:
     texts, images = requests(0.3, 0.3, 0.3), requests(0.2, 0.2, 0.2)
     for index in range(2):
         images.together[index][0] = row(index, -0.8)
-        assert cobatched.judge_company(images, texts)[0]
+        assert cobatched.assess_cobatched(images, texts)[0]
     images.together[2][0] = row(2, -0.8)
-    good, words = cobatched.judge_company(images, texts)
+    good, words = cobatched.assess_cobatched(images, texts)
     assert not good
     assert "21 answers within" in words
 
@@ -58,20 +58,20 @@ def test_answers_to_another_picture_are_found() -> None:
         for index in range(0, swapped, 2):
             one, two = images.together[index], images.together[index + 1]
             one[0], two[0] = two[0], one[0]
-        good, words = cobatched.judge_company(images, texts)
+        good, words = cobatched.assess_cobatched(images, texts)
         assert good is (swapped == 2)
-        assert f"picture alone: {24 - swapped} of 24, 22 needed (texts 24)" in words
+        assert f"image alone: {24 - swapped} of 24, 22 needed (texts 24)" in words
 
 
 def test_answers_nearer_to_another_picture_count_though_they_moved_little() -> None:
     texts, images = requests(0.3, 0.3, 0.3, lone=0.3), requests(0.0, 0.0, 0.0)
     images.alone[1][:] = [row(0, 1.0 + 0.1 * turn) for turn in range(4)]
     images.together[1][:] = [row(0, 1.0)] * 3
-    assert cobatched.judge_company(images, texts)[0]
+    assert cobatched.assess_cobatched(images, texts)[0]
     images.together[0][:] = [row(0, 0.9)] * 3
-    good, words = cobatched.judge_company(images, texts)
+    good, words = cobatched.assess_cobatched(images, texts)
     assert not good
-    assert "picture alone: 21 of 24, 22 needed" in words and "24 answers within" in words
+    assert "image alone: 21 of 24, 22 needed" in words and "24 answers within" in words
 
 
 def test_pictures_need_be_no_surer_than_texts() -> None:
@@ -81,42 +81,42 @@ def test_pictures_need_be_no_surer_than_texts() -> None:
     assert texts.own() == 21
     for index in range(2):
         images.together[index][0] = row(7)
-    assert "22 of 24, 19 needed" in cobatched.judge_company(images, texts)[1]
+    assert "22 of 24, 19 needed" in cobatched.assess_cobatched(images, texts)[1]
     images.together[2][0] = row(7)
-    assert "21 of 24, 19 needed" in cobatched.judge_company(images, texts)[1]
+    assert "21 of 24, 19 needed" in cobatched.assess_cobatched(images, texts)[1]
 
 
 def test_pictures_that_are_not_told_apart_alone_prove_nothing() -> None:
     texts, images = requests(0.3, 0.3, 0.3), requests(0.1, 0.1, 0.1)
     images.alone[3][2] = row(5)
-    good, words = cobatched.judge_company(images, texts)
+    good, words = cobatched.assess_cobatched(images, texts)
     assert not good
     assert "undecidable, repeats alone" in words
-    assert images.told_apart() < 32 == requests(0.1).told_apart()
+    assert images.distinguished() < 32 == requests(0.1).distinguished()
 
 
 def test_texts_that_company_confuses_prove_nothing() -> None:
     texts = requests(0.3, 0.3, 0.3)
     for index in range(5):
         texts.together[index][0] = row(7)
-    good, words = cobatched.judge_company(requests(0.1, 0.1, 0.1), texts)
+    good, words = cobatched.assess_cobatched(requests(0.1, 0.1, 0.1), texts)
     assert not good
     assert "undecidable, texts" in words
 
 
 def test_texts_that_move_as_far_as_another_picture_excuse_nothing() -> None:
-    good, words = cobatched.judge_company(
+    good, words = cobatched.assess_cobatched(
         requests(0.1, 0.1, 0.1), requests(0.1, 0.1, 0.1, lone=2.0)
     )
     assert not good
-    assert "undecidable, another picture" in words
+    assert "undecidable, another image" in words
 
 
 def test_another_picture_must_be_further_away_than_the_same_again() -> None:
     same = [row(1, 0.0), row(1, 0.2)]
-    assert checks_server.judge_client(same, [row(2), row(3)])[0]
-    assert not checks_server.judge_client(same, [row(2), row(1, 0.1)])[0]
-    assert not checks_server.judge_client([row(1), row(2)], [row(3)])[0]
+    assert checks_server.assess_client(same, [row(2), row(3)])[0]
+    assert not checks_server.assess_client(same, [row(2), row(1, 0.1)])[0]
+    assert not checks_server.assess_client([row(1), row(2)], [row(3)])[0]
 
 
 def test_a_server_must_list_all_the_tokens_that_were_asked_for() -> None:

@@ -30,7 +30,7 @@ def groups(**image: Answer) -> dict[str, controls.Group]:
     }
 
 
-def judged(image: Answer, **others: Answer) -> tuple[bool, str]:
+def assessed(image: Answer, **others: Answer) -> tuple[bool, str]:
     known = groups(**(others or {"other": answer(5, 5, at=(2, 2))}))
     return controls.beside(IMAGE, known, {TEXT: [answer(3, 4)], IMAGE: [image]})
 
@@ -53,12 +53,12 @@ def test_answers_are_grouped_by_prompt_and_control() -> None:
     ids=["equal", "as near as text", "first token", "second token", "begins otherwise"],
 )
 def test_both_tokens_have_to_be_near_and_begin_alike(found: Answer, good: bool) -> None:
-    same, words = judged(found)
+    same, words = assessed(found)
     assert same is good, words
 
 
 def test_a_control_as_near_as_text_decides_nothing() -> None:
-    same, words = judged(answer(3, 4), off=answer(5, 5, at=(0.1, 0)))
+    same, words = assessed(answer(3, 4), off=answer(5, 5, at=(0.1, 0)))
     assert not same
     assert "undecidable" in words
 

@@ -49,27 +49,27 @@ def text(spread: float = 0.4, warm: float = 0.1) -> Runs:
     return Runs([shifted(0), shifted(spread)], [shifted(-warm)])
 
 
-def judged(images: list[Runs], texts: list[Runs], **controls: float) -> tuple[bool, str]:
+def assessed(images: list[Runs], texts: list[Runs], **controls: float) -> tuple[bool, str]:
     return equivalence.same_answers(images, texts, controls or {"other": 0.9}, noise=0.2)
 
 
 def test_a_run_as_near_as_text_moves_passes_and_one_further_away_does_not() -> None:
     cold = [shifted(0), shifted(0.1)]
-    assert judged([Runs(cold, [shifted(0.45), shifted(-0.3)])], [text()])[0]
-    assert not judged([Runs(cold, [shifted(0.55), shifted(0)])], [text()])[0]
-    assert not judged([Runs(cold, [shifted(0), shifted(0.55)])], [text()])[0]
-    assert not judged([Runs(cold, [shifted(0)]), Runs(cold, [shifted(0.55)])], [text()])[0]
+    assert assessed([Runs(cold, [shifted(0.45), shifted(-0.3)])], [text()])[0]
+    assert not assessed([Runs(cold, [shifted(0.55), shifted(0)])], [text()])[0]
+    assert not assessed([Runs(cold, [shifted(0), shifted(0.55)])], [text()])[0]
+    assert not assessed([Runs(cold, [shifted(0)]), Runs(cold, [shifted(0.55)])], [text()])[0]
 
 
 def test_text_that_the_treatment_moves_allows_as_much() -> None:
     run = Runs([shifted(0)], [shifted(0.5)])
-    assert not judged([run], [text(warm=0.1)])[0]
-    assert judged([run], [text(warm=0.1), text(warm=0.6)])[0]
+    assert not assessed([run], [text(warm=0.1)])[0]
+    assert assessed([run], [text(warm=0.1), text(warm=0.6)])[0]
 
 
 def test_what_the_image_itself_moves_by_excuses_nothing() -> None:
     cold = [shifted(0), shifted(3.0)]
-    good, words = judged([Runs(cold, [shifted(1.0)])], [text()])
+    good, words = assessed([Runs(cold, [shifted(1.0)])], [text()])
     assert not good
     assert "of the image 3.000" in words
     assert "undecidable" not in words
@@ -77,8 +77,8 @@ def test_what_the_image_itself_moves_by_excuses_nothing() -> None:
 
 def test_a_control_within_what_text_moves_by_leaves_nothing_to_conclude() -> None:
     run = Runs([shifted(0)], [shifted(0)])
-    assert judged([run], [text()], other=0.41, off=0.8)[0]
-    good, words = judged([run], [text()], other=0.8, off=0.39)
+    assert assessed([run], [text()], other=0.41, off=0.8)[0]
+    good, words = assessed([run], [text()], other=0.8, off=0.39)
     assert not good
     assert "undecidable" in words
 
@@ -90,8 +90,8 @@ def test_tokens_must_be_those_of_a_repeat_or_part_as_repeats_do() -> None:
     texts = [
         Runs([shifted(0, (-1.0, -2.0)), shifted(0.4, (-1.0, -2.0))], [shifted(0, (-1.0, -2.0))])
     ]
-    assert judged([Runs(cold, [near])], texts)[0]
-    assert not judged([Runs(cold, [far])], texts)[0]
+    assert assessed([Runs(cold, [near])], texts)[0]
+    assert not assessed([Runs(cold, [far])], texts)[0]
 
 
 def test_a_later_token_is_compared_with_repeats_of_the_same_beginning() -> None:

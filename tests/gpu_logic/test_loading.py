@@ -11,7 +11,7 @@ import pytest
 import torch
 from gpu.checkpoint import tiny_checkpoint
 from gpu.lib import loading
-from gpu.lib.loading import Load, judge_loading, watched_loading
+from gpu.lib.loading import Load, assess_loading, watched_loading
 
 
 class Model(torch.nn.Module):
@@ -64,17 +64,17 @@ def test_every_tensor_needs_a_home() -> None:
         Load("T", ["a", "b", "mtp.0.a"], {"a", "b"}),
         Load("D", ["mtp.0.a"], {"mtp.0.a"}),
     )
-    assert judge_loading(names, [target, draft], {})[0]
-    assert judge_loading(names, [target], loading.DRAFTS)[0]
-    good, words = judge_loading(names, [target], {})
+    assert assess_loading(names, [target, draft], {})[0]
+    assert assess_loading(names, [target], loading.DRAFTS)[0]
+    good, words = assess_loading(names, [target], {})
     assert not good
     assert "without a home: mtp.0.a" in words
-    assert not judge_loading(names | {"c"}, [target, draft], {})[0], "never handed out"
-    assert not judge_loading(names, [target, draft], loading.DRAFTS)[0], "written after all"
-    assert not judge_loading(names, [Load("T", ["a", "b"], {"a"})], loading.DRAFTS)[0]
-    assert not judge_loading(set(), [], {})[0], "nothing was loaded"
+    assert not assess_loading(names | {"c"}, [target, draft], {})[0], "never handed out"
+    assert not assess_loading(names, [target, draft], loading.DRAFTS)[0], "written after all"
+    assert not assess_loading(names, [Load("T", ["a", "b"], {"a"})], loading.DRAFTS)[0]
+    assert not assess_loading(set(), [], {})[0], "nothing was loaded"
     # Known to be homeless, but not even offered: the loader did not read the whole checkpoint.
-    assert not judge_loading(names, [Load("T", ["a", "b"], {"a", "b"})], loading.DRAFTS)[0]
+    assert not assess_loading(names, [Load("T", ["a", "b"], {"a", "b"})], loading.DRAFTS)[0]
 
 
 @pytest.fixture(scope="module")

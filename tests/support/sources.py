@@ -10,6 +10,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from downloads import downloading
+
 from anchors.digests import sha256
 from anchors.releases import known, wheels
 
@@ -48,8 +50,8 @@ def fetch_missing(versions: tuple[str, ...] = RELEASES) -> None:
     if not missing:
         return
     print(f"tests: fetching sources of vllm {', '.join(missing)}", flush=True)
-    found = wheels.releases("vllm", missing)
-    with ThreadPoolExecutor(4) as pool:
+    with downloading(), ThreadPoolExecutor(4) as pool:
+        found = wheels.releases("vllm", missing)
         list(pool.map(lambda wheel: wheels.fetch(wheel, folder(wheel.version)), found))
 
 

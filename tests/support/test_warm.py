@@ -57,6 +57,42 @@ def test_how_it_ends_is_told(tmp_path: Path, text: str, code: int, told: str) ->
     assert told in errors
 
 
+def test_vllms_process_for_a_models_class_is_as_good_as_a_new_one(tmp_path: Path) -> None:
+    registry = "vllm.model_executor.models.registry"
+    module = tmp_path / (registry.replace(".", "/") + ".py")
+    module.parent.mkdir(parents=True)
+    for folder in list(module.parents)[:3]:
+        (folder / "__init__.py").touch()
+    module.write_text(
+        "import json, os, sys\n"
+        "known = [n for n in sys.modules if n.split('.')[0] == 'vision_exp' or n == 'left']\n"
+        "warm = 'torch' in sys.modules\n"
+        "text = sys.stdin.buffer.read().decode()\n"
+        "print(json.dumps([__name__, text, os.environ['MINE'], os.getcwd(), known, warm]))\n"
+        "sys.stderr.write('told')\n"
+        "sys.exit(4 if text == 'bad' else None)\n"
+    )
+    script = (
+        "import json, os, subprocess, sys\n"
+        "sys.modules['left'] = os\n"
+        "os.environ['MINE'] = 'changed'\n"
+        "for text in (b'good', b'bad'):\n"
+        f"    command = [sys.executable, '-m', '{registry}']\n"
+        "    done = subprocess.run(command, input=text, capture_output=True)\n"
+        "    print(json.dumps([done.returncode, done.stderr.decode()]), done.stdout.decode())\n"
+        "print(subprocess.run(['echo', 'other'], capture_output=True).stdout)\n"
+    )
+    code, out, errors = run(tmp_path, script, env={"MINE": "first"})
+    assert (code, errors) == (0, "")
+    good, bad, other, *_ = [line for line in out.splitlines() if line]
+    decode = json.JSONDecoder().raw_decode
+    for line, text, ended in ((good, "good", 0), (bad, "bad", 4)):
+        told, end = decode(line)
+        assert told == [ended, "told"]
+        assert json.loads(line[end:]) == ["__main__", text, "changed", str(Path.cwd()), [], True]
+    assert other == "b'other\\n'"
+
+
 def test_one_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     text = (
         "import subprocess, sys, time\n"

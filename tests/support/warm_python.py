@@ -19,9 +19,12 @@ import py_compile
 import random
 import runpy
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import warm_module
 
 # What the releases import at their start. One that is missing here is imported by the script, or
 # its absence is noticed there.
@@ -58,12 +61,14 @@ def main() -> None:
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # else the collector of every fork copies all of these objects' pages
+    helper = warm_module.Helper()
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
         process = os.fork()
         if process == 0:
             answers.close()
+            subprocess.run = helper.instead_of(subprocess.run)
             run(**request)
             return
         print(process, file=answers, flush=True)
@@ -71,6 +76,7 @@ def main() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)  # what the script started and did not end
         print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+    helper.close()
 
 
 def run(
@@ -86,12 +92,9 @@ def run(
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    os.environ.clear()
-    os.environ.update(environment)
+    warm_module.enter(environment, str(Path(script).parent))
     random.seed()
-    places = environment["PYTHONPATH"].split(os.pathsep)
     sys.argv = [script, *arguments]
-    sys.path[:] = [str(Path(script).parent), *places, *sys.path[1:]]
     try:
         runpy.run_path(script, run_name="__main__")
     finally:

@@ -1,7 +1,12 @@
+"""Tests of crash-safe writing sync every file at every step: their folders are in memory."""
+
 from __future__ import annotations
 
 import pytest
+from memory_folders import tmp_path, tmp_path_factory
 from write_faults import Steps, Worlds
+
+__all__ = ["steps", "tmp_path", "tmp_path_factory", "worlds"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Pictures of sizes not seen before take no longer than those seen: nothing is compiled for them.
+"""Images of sizes not seen before take no longer than those seen: nothing is compiled for them.
 
 All prompts have one length, so that what vLLM compiles per number of tokens does not count.
 """
@@ -9,7 +9,7 @@ import time
 from statistics import median
 
 import torch
-from gpu.lib.rig import Ask, Engine, picture, text_ids, with_images
+from gpu.lib.rig import Ask, Engine, random_image, text_ids, with_images
 from gpu.reference.image import block_of
 
 #: Sizes in pixels of eight grids, none of them resized, none used elsewhere.
@@ -23,7 +23,7 @@ NEW = [
     (1120, 420),
     (336, 1008),
 ]
-#: Tokens of every prompt: of one with the wide picture and 100 tokens of text.
+#: Tokens of every prompt: of one with the wide image and 100 tokens of text.
 TOTAL, BEFORE = 469, 60
 LATER = 3
 #: How much longer than the later ones a first request may take.
@@ -31,13 +31,13 @@ FACTOR = 3.0
 
 
 def prompt(size: tuple[int, int], seed: int) -> Ask:
-    """A picture of ``size`` among text, TOTAL tokens in all. ValueError if it takes too many."""
+    """An image of ``size`` among text, TOTAL tokens in all. ValueError if it takes too many."""
     width, height = size
     cells = (-(-height // 42), -(-width // 42))
     after = TOTAL - BEFORE - len(block_of(cells, BEFORE)[0])
     if after < 1:
-        raise ValueError(f"a picture of {width}x{height} leaves no room in {TOTAL} tokens")
-    return with_images(BEFORE, [picture(width, height, seed=seed)], after, seed)
+        raise ValueError(f"an image of {width}x{height} leaves no room in {TOTAL} tokens")
+    return with_images(BEFORE, [random_image(width, height, seed=seed)], after, seed)
 
 
 def graph_bytes() -> int:
@@ -48,20 +48,20 @@ def graph_bytes() -> int:
 
 def stalls(engine: Engine) -> tuple[bool, str]:
     """Seconds of the first and later requests of every new size."""
-    for turn in range(2):  # what the prompts' length takes the first time
-        timed(engine, Ask(text_ids(TOTAL, 99 + turn)))
-        timed(engine, prompt((1036, 588), 4000 + turn))
+    for run in range(2):  # what the prompts' length takes the first time
+        timed(engine, Ask(text_ids(TOTAL, 99 + run)))
+        timed(engine, prompt((1036, 588), 4000 + run))
     graphs = engine.model.vision._graphs or ()
     before = (len(graphs), graph_bytes())
     first, later = [], []
     for index, size in enumerate(NEW):
         first.append(timed(engine, prompt(size, 4100 + index)))
-        later += [timed(engine, prompt(size, 4200 + 10 * index + turn)) for turn in range(LATER)]
+        later += [timed(engine, prompt(size, 4200 + 10 * index + run)) for run in range(LATER)]
     after = (len(graphs), graph_bytes())
-    return judge_stalls(first, later, before, after)
+    return assess_stalls(first, later, before, after)
 
 
-def judge_stalls(
+def assess_stalls(
     first: list[float], later: list[float], before: tuple[int, int], after: tuple[int, int]
 ) -> tuple[bool, str]:
     """``before`` and ``after``: number of the tower's graphs, and bytes held for graphs."""

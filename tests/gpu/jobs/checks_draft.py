@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu.jobs.checks_reference import asks, twins
 from gpu.lib.answers import PROBED, Answer, load_answers, save_answers
-from gpu.lib.controls import beside, grouped, taken
+from gpu.lib.controls import beside, cold_answers, grouped
 from gpu.lib.loading import (
+    assess_loading,
     hash_biases,
-    judge_loading,
     names_in,
     unused_by_draft,
     watched_loading,
@@ -42,7 +42,7 @@ CHANGED = 4
 
 
 def plain(folder: str, out: str) -> int:
-    save_answers(Path(out), taken(Engine(folder, probed=True), REPEATS))
+    save_answers(Path(out), cold_answers(Engine(folder, probed=True), REPEATS))
     return 0
 
 
@@ -55,7 +55,7 @@ def draft(folder: str, out: str, report_path: str) -> int:
 
     unused = unused_by_draft(Path(dspark.__file__).read_text())
     names, homeless = names_in(Path(folder)), unused | hash_biases(Path(folder))
-    report.run("DSpark: all tensors are loaded", lambda: judge_loading(names, loads, homeless))
+    report.run("DSpark: all tensors are loaded", lambda: assess_loading(names, loads, homeless))
     report.run("DSpark: draft layers hold bias_vl", lambda: draft_bias(engine))
     answers: dict[str, Answer] = {}
     drafted = {"its own": Drafted(), "an earlier answer": Drafted()}
@@ -79,12 +79,12 @@ class Drafted:
 def counted(engine: Engine, drafted: Drafted) -> Iterator[None]:
     tell = engine.scheduler.make_spec_decoding_stats
 
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def counting(*args: Any, **kwargs: Any) -> Any:
         drafted.offered += kwargs["num_draft_tokens"]
         drafted.accepted += kwargs["num_accepted_tokens"]
         return tell(*args, **kwargs)
 
-    with replaced(engine.scheduler, "make_spec_decoding_stats", told):
+    with replaced(engine.scheduler, "make_spec_decoding_stats", counting):
         yield
 
 

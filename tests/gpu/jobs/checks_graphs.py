@@ -4,7 +4,7 @@
 
 EAGER has the cold answers of checks_draft.py without drafting, GRAPHS those of `take`, by which
 checks_reuse.py shares its engine. Steps with image rows run without graphs; what graphs replay is
-the decoding of what comes after a picture.
+the decoding of what comes after an image.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu.jobs.checks_reference import asks
 from gpu.lib.answers import load_answers, save_answers
-from gpu.lib.controls import beside, grouped, taken
+from gpu.lib.controls import beside, cold_answers, grouped
 from gpu.lib.rig import Engine, Report, replaced
 
 REPEATS, TOKENS = 6, 8
@@ -28,7 +28,7 @@ REPEATS, TOKENS = 6, 8
 
 def take(engine: Engine, out: Path) -> None:
     """Writes the cold answers of an engine with graphs."""
-    save_answers(out, taken(engine, REPEATS))
+    save_answers(out, cold_answers(engine, REPEATS))
 
 
 def replays(engine: Engine) -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""Memory of the tower, nothing left behind by 300 image requests, no pictures in decode steps.
+"""Memory of the tower, nothing left behind by 300 image requests, no images in decode steps.
 
 checks_memory.py MODEL REPORT.json
 """
@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu.jobs.checks_compile_stalls import graph_bytes, stalls
-from gpu.jobs.checks_shared_encoding import judge_story, story
-from gpu.lib.rig import SQUARE, WIDE, Ask, Engine, Report, picture, replaced, with_images
+from gpu.jobs.checks_shared_encoding import assess_story, story
+from gpu.lib.rig import SQUARE, WIDE, Ask, Engine, Report, random_image, replaced, with_images
 from gpu.lib.steps import count_encoder
 
 REQUESTS = 300
@@ -27,15 +27,15 @@ def main(folder: str, report_path: str) -> int:
     engine = Engine(folder)
     report.run("memory of the vision part", lambda: footprint(engine))
     count_encoder(engine)
-    report.run("pictures of new sizes do not wait for compiling", lambda: stalls(engine))
-    report.run("the last consumer frees an encoding", lambda: judge_story(story(engine)))
+    report.run("images of new sizes do not wait for compiling", lambda: stalls(engine))
+    report.run("the last consumer frees an encoding", lambda: assess_story(story(engine)))
     report.run("decode steps carry no image payload", lambda: payload(engine))
     report.run(f"nothing leaks over {REQUESTS} image requests", lambda: leak(engine))
     return 0
 
 
 def footprint(engine: Engine) -> tuple[bool, str]:
-    """What the tower holds, and what encoding the picture with the most patches takes on top.
+    """What the tower holds, and what encoding the image with the most patches takes on top.
 
     The graphs' intermediates lie in a pool of their own that start-up allocates, so a replay takes
     little; the peak is that of the same call without graphs.
@@ -49,11 +49,11 @@ def footprint(engine: Engine) -> tuple[bool, str]:
     replay = encoding_peak(engine, size)
     with replaced(model.vision, "_graphs", None):
         eager = encoding_peak(engine, size)
-    return judge_footprint(held, graph_bytes(), eager, replay, before, size)
+    return assess_footprint(held, graph_bytes(), eager, replay, before, size)
 
 
 def encoding_peak(engine: Engine, size: tuple[int, int]) -> int:
-    """Most bytes allocated at once, beyond what was before, while one picture is encoded."""
+    """Most bytes allocated at once, beyond what was before, while one image is encoded."""
     model = engine.model
     plain = model.embed_multimodal
     peaks: list[int] = []
@@ -70,29 +70,29 @@ def encoding_peak(engine: Engine, size: tuple[int, int]) -> int:
     with replaced(model, "embed_multimodal", measured):
         for seed in (90, 91):  # the first may compile
             engine.forget()
-            engine.ask(with_images(60, [picture(*size, seed=seed)], 40, seed), max_tokens=1)
+            engine.ask(with_images(60, [random_image(*size, seed=seed)], 40, seed), max_tokens=1)
     return peaks[-1]
 
 
-def judge_footprint(
+def assess_footprint(
     held: int, pool: int, eager: int, replay: int, before: int, size: tuple[int, int]
 ) -> tuple[bool, str]:
     """Bytes of parameters, of the graphs' pool, of a call without and with graphs, in use before.
 
-    A peak or a pool that holds less than the picture's own activations was not measured.
+    A peak or a pool that holds less than the image's own activations was not measured.
     """
     # Two values of the residual stream in BF16: 1024 wide, a row for each patch of 14x14 pixels.
     least = 2 * (size[0] // 14) * (size[1] // 14) * 1024 * 2
     detail = (
         f"{held / 2**20:.0f} MiB of parameters, {pool / 2**20:.0f} MiB for the tower's graphs; "
-        f"the largest picture ({size[0]}x{size[1]}) peaks at {eager / 2**20:.0f} MiB without "
+        f"the largest image ({size[0]}x{size[1]}) peaks at {eager / 2**20:.0f} MiB without "
         f"graphs, {replay / 2**20:.0f} with them; {before / 2**30:.2f} GiB held before"
     )
     return min(pool, eager) > least and eager > replay > 0, detail
 
 
 def payload(engine: Engine) -> tuple[bool, str]:
-    """Looks at what the scheduler sends: pictures with the prefill, nothing with the decode."""
+    """Looks at what the scheduler sends: images with the prefill, nothing with the decode."""
     steps: list[tuple[int, int, int]] = []
     schedule = engine.scheduler.schedule
 
@@ -104,22 +104,22 @@ def payload(engine: Engine) -> tuple[bool, str]:
         return output
 
     engine.forget()
-    ask = with_images(60, [picture(*SQUARE, seed=92), picture(*WIDE, seed=93)], 40, 94)
+    ask = with_images(60, [random_image(*SQUARE, seed=92), random_image(*WIDE, seed=93)], 40, 94)
     with replaced(engine.scheduler, "schedule", recorded):
         engine.ask(ask, max_tokens=6)
     prefill = [step for step in steps if step[0] > 1]
     decode = [step for step in steps if step[0] == 1]
     good = len(decode) >= 5 and all(step[1] == step[2] == 0 for step in decode)
     good = good and sum(step[1] for step in prefill) == 2
-    return good, f"(tokens, encoder inputs, pictures carried): {prefill} then {decode[:3]}..."
+    return good, f"(tokens, encoder inputs, images carried): {prefill} then {decode[:3]}..."
 
 
 def leak(engine: Engine) -> tuple[bool, str]:
-    """Distinct pictures in batches of ten; afterwards every cache is as large as before."""
+    """Distinct images in batches of ten; afterwards every cache is as large as before."""
     manager = engine.scheduler.encoder_cache_manager
 
     def batch(first: int) -> list[Ask]:
-        return [with_images(60, [picture(*SQUARE, seed=first + i)], 40, 95) for i in range(10)]
+        return [with_images(60, [random_image(*SQUARE, seed=first + i)], 40, 95) for i in range(10)]
 
     engine.forget()
     engine.ask(*batch(1000), max_tokens=1)
@@ -135,7 +135,7 @@ def leak(engine: Engine) -> tuple[bool, str]:
     torch.cuda.synchronize()
     after = torch.cuda.memory_allocated()
     detail = (
-        f"allocated {before} bytes before, {after} after; at most {most} cached pictures, now "
+        f"allocated {before} bytes before, {after} after; at most {most} cached images, now "
         f"{len(engine.runner.encoder_cache)}; all slots reclaimable: {freeable}"
     )
     back = manager.num_free_slots == free and not engine.runner.encoder_cache

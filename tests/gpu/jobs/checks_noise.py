@@ -66,12 +66,12 @@ def main(folder: str, report_path: str) -> int:
 
 
 def asks() -> dict[str, Ask]:
-    """The prompts of the other checks, and a text as short as a square picture's block."""
+    """The prompts of the other checks, and a text as short as a square image's block."""
     return checks_reference.asks() | {"text of 114": Ask(text_ids(114, 3))}
 
 
 def parts(engine: Engine, ask: Ask) -> tuple[bool, str]:
-    """Runs the prompt REPEATS times, cold, and judges where the runs part."""
+    """Runs the prompt REPEATS times, cold, and assesses where the runs part."""
     repeats, tokens = [], set()
     for _ in range(REPEATS):
         engine.forget()
@@ -79,7 +79,7 @@ def parts(engine: Engine, ask: Ask) -> tuple[bool, str]:
             answer = engine.ask(ask, max_tokens=1)[0]
         repeats.append(calls)
         tokens.add(answer.tokens[0])
-    good, words = judge(repeats)
+    good, words = assess(repeats)
     return good, f"{words}; {len(tokens)} distinct first tokens in {REPEATS} repeats"
 
 
@@ -137,7 +137,7 @@ def copies(values: Any) -> list[torch.Tensor]:
     return []
 
 
-def judge(repeats: Sequence[Sequence[Call]]) -> tuple[bool, str]:
+def assess(repeats: Sequence[Sequence[Call]]) -> tuple[bool, str]:
     """Whether repeats part in an experts module first, or not at all; and what was found."""
     calls = repeats[0]
     layers = [index for index, call in enumerate(calls) if LAYER.fullmatch(call.name)]

@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu.lib.capture import Captured, capture, row_error, same_experts
-from gpu.lib.loading import DRAFTS, hash_biases, judge_loading, names_in, watched_loading
+from gpu.lib.loading import DRAFTS, assess_loading, hash_biases, names_in, watched_loading
 from gpu.lib.rig import (
     SQUARE,
     WIDE,
     Ask,
     Engine,
     Report,
-    picture,
+    random_image,
     text_ids,
     with_images,
 )
@@ -44,14 +44,14 @@ EMBED_LIMIT = 0.03
 EXPERTS = 0.85
 #: An image row may be this much further from the reference than a text row.
 ROW_FACTOR = 1.5
-#: Kinds with few rows in a picture, and the share of a text prompt's rows that bounds such a row.
+#: Kinds with few rows in an image, and the share of a text prompt's rows that bounds such a row.
 FEW, SINGLE = ("START", "PAD", "END"), 0.95
 #: Cold runs of each prompt.
 RUNS = 5
 
 
 def asks() -> dict[str, Ask]:
-    square, wide = picture(*SQUARE, seed=1), picture(*WIDE, seed=2)
+    square, wide = random_image(*SQUARE, seed=1), random_image(*WIDE, seed=2)
     return {
         "text of 300": Ask(text_ids(300, 3)),
         "one square image": with_images(60, [square], 40, 4),
@@ -69,11 +69,11 @@ def main(folder: str, report_path: str) -> int:
     with watched_loading() as loads:
         engine = Engine(folder)
     names, homeless = names_in(Path(folder)), DRAFTS | hash_biases(Path(folder))
-    report.run("all tensors are loaded", lambda: judge_loading(names, loads, homeless))
-    taken = {name: [run(engine, ask) for _ in range(RUNS)] for name, ask in asks().items()}
+    report.run("all tensors are loaded", lambda: assess_loading(names, loads, homeless))
+    runs = {name: [run(engine, ask) for _ in range(RUNS)] for name, ask in asks().items()}
     checks = Comparison(Path(folder), report)
     for name, ask in asks().items():
-        checks.judge(name, ask, taken[name])
+        checks.assess(name, ask, runs[name])
     return 0
 
 
@@ -94,8 +94,8 @@ class Comparison:
         self.lm = ReferenceLM(folder, device=device)
         self.text = torch.full((1,), torch.nan)
 
-    def judge(self, name: str, ask: Ask, runs: Sequence[Captured]) -> None:
-        images = [patches_of(image, self.config) for image in ask.pictures]
+    def assess(self, name: str, ask: Ask, runs: Sequence[Captured]) -> None:
+        images = [patches_of(image, self.config) for image in ask.images]
         prompt = self.vision.prompt(ask.ids, images)
         if images:
             self.report.run(f"{name}: embeddings", lambda: self._embeddings(prompt, runs[0]))
@@ -134,7 +134,7 @@ class Comparison:
         others: dict[str, Result],
     ) -> tuple[bool, str]:
         wrong = {name: middle_errors(runs, other) for name, other in others.items()}
-        return judge_hidden(prompt.ids, middle_errors(runs, right), wrong, self.text)
+        return assess_hidden(prompt.ids, middle_errors(runs, right), wrong, self.text)
 
     def _experts(
         self, prompt: Prompt, found: Captured, right: Result, others: dict[str, Result]
@@ -165,7 +165,7 @@ def middle_errors(runs: Sequence[Captured], reference: Result) -> torch.Tensor:
     return torch.stack(errors).median(dim=0).values
 
 
-def judge_hidden(
+def assess_hidden(
     ids: torch.Tensor, mine: torch.Tensor, wrong: dict[str, torch.Tensor], text: torch.Tensor
 ) -> tuple[bool, str]:
     """Rows of every kind are as near to float32 as a text prompt's, and not to wrong references.

@@ -1,11 +1,11 @@
-"""Warm equals cold: caches, chunks, company and preemption leave the answer to images unchanged.
+"""Warm equals cold: caches, chunks, co-batching and preemption leave answers to images alone.
 
     checks_reuse.py MODEL REPORT.json GRAPHS.json
 
 With CUDA graphs on. Every image prompt has a text twin of the same length, whose repeats and
-treated runs tell what the model itself moves by; the criterion is in judging.py. Each row also
-judges that what it names took place: the encoder's runs, the cached tokens, the steps. GRAPHS gets
-the answers that checks_graphs.py holds against an eager engine's.
+treated runs tell what the model itself moves by; the criterion is in equivalence.py. Each row also
+assesses that what it names took place: the encoder's runs, the cached tokens, the steps. GRAPHS
+gets the answers that checks_graphs.py holds against an eager engine's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpu.jobs import checks_graphs
 from gpu.jobs.checks_visibility import causal
 from gpu.lib.answers import Answer, noise_of
-from gpu.lib.controls import FEATURE_OFF, OTHER_PICTURE, OTHERS
+from gpu.lib.controls import FEATURE_OFF, OTHER_IMAGE, OTHERS
 from gpu.lib.equivalence import (
     Needs,
     Run,
@@ -34,15 +34,15 @@ from gpu.lib.equivalence import (
     same_answers,
     unsplit,
 )
-from gpu.lib.rig import SQUARE, WIDE, Ask, Engine, Report, picture, text_ids, with_images
+from gpu.lib.rig import SQUARE, WIDE, Ask, Engine, Report, random_image, text_ids, with_images
 from gpu.lib.steps import count_encoder, preempted, recorded_steps, watched
 
-#: Text before the picture of the long prompts; WIDE then takes positions 600 to 968.
+#: Text before the image of the long prompts; WIDE then takes positions 600 to 968.
 BEFORE = 600
 BLOCK = 369
 #: Text after it, and what comes of it all.
 AFTER, TOTAL = 40, 1009
-#: Chunk ends: in the leading pads, after START, amid the picture, before END.
+#: Chunk ends: in the leading pads, after START, amid the image, before END.
 CHUNKS = {"start - 1": 602, "start + 1": 604, "middle": 785, "end - 1": 967}
 #: A chunk that ends after the image and before the prompt's end.
 PAST = 985
@@ -63,7 +63,7 @@ class Pair:
     controls: dict[str, float]
 
 
-class Judge:
+class Equivalence:
     """Holds the cold repeats of the long prompts, and adds one row per treatment of a prompt."""
 
     def __init__(self, engine: Engine, report: Report) -> None:
@@ -72,18 +72,18 @@ class Judge:
 
     def take(self, name: str, seed: int, after: int) -> tuple[bool, str]:
         """Takes the repeats of a prompt. The criterion can fail: the controls are beyond it."""
-        image = with_images(BEFORE, [picture(*WIDE, seed=20 + seed)], after, 30 + seed)
+        image = with_images(BEFORE, [random_image(*WIDE, seed=20 + seed)], after, 30 + seed)
         text = Ask(text_ids(BEFORE + BLOCK + after, 40 + seed))
         cold, cold_text = self._cold(image, COLD), self._cold(text, COLD)
-        other = self._cold(Ask(image.ids, (picture(*WIDE, seed=77),)), OTHERS)
+        other = self._cold(Ask(image.ids, (random_image(*WIDE, seed=77),)), OTHERS)
         with causal(self.engine):
             off = self._cold(image, OTHERS)
-        told = {OTHER_PICTURE: nearness(cold, other), FEATURE_OFF: nearness(cold, off)}
-        self.pairs[name] = Pair(image, text, cold, cold_text, told)
+        distances = {OTHER_IMAGE: nearness(cold, other), FEATURE_OFF: nearness(cold, off)}
+        self.pairs[name] = Pair(image, text, cold, cold_text, distances)
         limit, own = Runs(cold_text, []).spread(), Runs(cold, []).spread()
-        words = ", ".join(f"{name} {value:.3f}" for name, value in told.items())
+        words = ", ".join(f"{name} {value:.3f}" for name, value in distances.items())
         detail = f"to the nearest of {COLD} cold runs: {words}; repeats of the text {limit:.3f}, "
-        return min(told.values()) > limit, detail + f"of the image {own:.3f}"
+        return min(distances.values()) > limit, detail + f"of the image {own:.3f}"
 
     def _cold(self, ask: Ask, times: int) -> list[Answer]:
         return [self.engine.cold(ask) for _ in range(times)]
@@ -133,27 +133,27 @@ def main(folder: str, report_path: str, graphs_path: str) -> int:
         compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8]},
     )
     count_encoder(engine)
-    judge = Judge(engine, report)
-    report.run("control, long prompt", lambda: judge.take("long", 0, AFTER))
-    report.run("control, longer prompt", lambda: judge.take("longer", 1, 300))
-    caches(engine, judge)
-    chunks(engine, judge)
-    report.run("8 concurrent requests equal alone", lambda: company(engine))
-    preemption(engine, judge)
+    equivalence = Equivalence(engine, report)
+    report.run("control, long prompt", lambda: equivalence.take("long", 0, AFTER))
+    report.run("control, longer prompt", lambda: equivalence.take("longer", 1, 300))
+    caches(engine, equivalence)
+    chunks(engine, equivalence)
+    report.run("8 concurrent requests equal alone", lambda: cobatched(engine))
+    preemption(engine, equivalence)
     refusals(engine, report)
     report.run("CUDA graphs: which steps replay them", lambda: checks_graphs.replays(engine))
     checks_graphs.take(engine, Path(graphs_path))
     return 0
 
 
-def caches(engine: Engine, judge: Judge) -> None:
+def caches(engine: Engine, equivalence: Equivalence) -> None:
     def encoder_hit(ask: Ask) -> Run:
         engine.forget()
-        engine.ask(Ask(text_ids(61, 50) + ask.ids[BEFORE:], ask.pictures), max_tokens=1)
+        engine.ask(Ask(text_ids(61, 50) + ask.ids[BEFORE:], ask.images), max_tokens=1)
         engine.llm.reset_prefix_cache()
         return watched(engine, lambda: engine.ask(ask)[0])
 
-    judge.row("encoder-cache hit", encoder_hit, encodes(0))
+    equivalence.row("encoder-cache hit", encoder_hit, encodes(0))
 
     def prefix(first: Callable[[Ask], Ask]) -> Callable[[Ask], Run]:
         def treat(ask: Ask) -> Run:
@@ -164,13 +164,13 @@ def caches(engine: Engine, judge: Judge) -> None:
         return treat
 
     def another_middle(ask: Ask) -> Ask:
-        if ask.pictures:
-            return Ask(ask.ids, (picture(*WIDE, seed=77),))
+        if ask.images:
+            return Ask(ask.ids, (random_image(*WIDE, seed=77),))
         return Ask(ask.ids[:BEFORE] + text_ids(len(ask.ids) - BEFORE, 52))
 
-    another_tail = prefix(lambda ask: Ask(ask.ids[:-20] + text_ids(20, 51), ask.pictures))
-    row = judge.row
-    # A picture other than the first request's is encoded; the same one is cached or not needed.
+    another_tail = prefix(lambda ask: Ask(ask.ids[:-20] + text_ids(20, 51), ask.images))
+    row = equivalence.row
+    # An image other than the first request's is encoded; the same one is cached or not needed.
     before = both(hits(512, 512, "before"), encodes(1))
     row("prefix hit ending before an image", prefix(another_middle), before)
     inside = both(hits(512, 768, "inside"), encodes(0))
@@ -180,7 +180,7 @@ def caches(engine: Engine, judge: Judge) -> None:
     row("whole prompt again", prefix(lambda ask: ask), inside)
 
 
-def chunks(engine: Engine, judge: Judge) -> None:
+def chunks(engine: Engine, equivalence: Equivalence) -> None:
     for name, size in CHUNKS.items():
 
         def treat(ask: Ask, size: int = size) -> Run:
@@ -189,15 +189,15 @@ def chunks(engine: Engine, judge: Judge) -> None:
                 return watched(engine, lambda: engine.ask(ask)[0])
 
         needs = both(unsplit(size), encodes(1))
-        judge.row(f"chunk that would end at the image's {name}", treat, needs)
+        equivalence.row(f"chunk that would end at the image's {name}", treat, needs)
 
 
-def company(engine: Engine) -> tuple[bool, str]:
-    """Eight requests at once, text and images mixed, two of them the same picture."""
+def cobatched(engine: Engine) -> tuple[bool, str]:
+    """Eight requests at once, text and images mixed, two of them the same image."""
     square, wide, other = (
-        picture(*SQUARE, seed=60),
-        picture(*WIDE, seed=61),
-        picture(*SQUARE, seed=62),
+        random_image(*SQUARE, seed=60),
+        random_image(*WIDE, seed=61),
+        random_image(*SQUARE, seed=62),
     )
     # Texts as long as the images: short ones repeat themselves bit for bit.
     texts = [Ask(text_ids(605, 70)), Ask(text_ids(300, 73)), Ask(text_ids(471, 77))]
@@ -218,24 +218,26 @@ def company(engine: Engine) -> tuple[bool, str]:
         together.append(steps.together)
     answers = zip(*rounds, strict=True)
     runs = [Runs(mine, found) for mine, found in zip(cold, answers, strict=True)]
-    alone = [found for found, ask in zip(runs, asks, strict=True) if ask.pictures]
-    said = [found for found, ask in zip(runs, asks, strict=True) if not ask.pictures]
+    alone = [found for found, ask in zip(runs, asks, strict=True) if ask.images]
+    text_runs = [found for found, ask in zip(runs, asks, strict=True) if not ask.images]
     swapped = Ask(images[0].ids, (other,))
     others = [engine.cold(swapped) for _ in range(OTHERS)]
     with causal(engine):
         off = [[engine.cold(ask) for _ in range(OTHERS)] for ask in images]
     controls = {
-        OTHER_PICTURE: nearness(alone[0].cold, others),
+        OTHER_IMAGE: nearness(alone[0].cold, others),
         f"{FEATURE_OFF} in the nearest of five prompts": min(
             nearness(mine.cold, found) for mine, found in zip(alone, off, strict=True)
         ),
     }
-    same, words = same_answers(alone, said, controls, noise_of(list(each.cold) for each in said))
+    same, words = same_answers(
+        alone, text_runs, controls, noise_of(list(r.cold) for r in text_runs)
+    )
     least = min(together)
     return same and least > 1, f"{least} of {len(images)} image prompts in one step; {words}"
 
 
-def preemption(engine: Engine, judge: Judge) -> None:
+def preemption(engine: Engine, equivalence: Equivalence) -> None:
     def interrupted(chunk: int, *, forgetful: bool = False) -> Callable[[Ask], Run]:
         def treat(ask: Ask) -> Run:
             engine.forget()
@@ -247,15 +249,15 @@ def preemption(engine: Engine, judge: Judge) -> None:
     whole, past, short = interrupted(2048), interrupted(PAST), interrupted(CHUNKS["middle"])
     # The first token is from before, the second from after the preemption.
     needs = both(restarted(TOTAL, TOTAL + 1), encodes(1))
-    judge.row("preempted while generating", whole, needs, at=1)
+    equivalence.row("preempted while generating", whole, needs, at=1)
     needs = both(restarted(PAST, TOTAL), encodes(1))
-    judge.row("preempted between prefill chunks", past, needs)
+    equivalence.row("preempted between prefill chunks", past, needs)
     needs = both(restarted(BEFORE, TOTAL), encodes(1))
-    judge.row("preempted before the image's prefill", short, needs)
-    # The picture is encoded a second time, from what the request itself still holds.
+    equivalence.row("preempted before the image's prefill", short, needs)
+    # The image is encoded a second time, from what the request itself still holds.
     needs = both(restarted(PAST, TOTAL), encodes(2))
     forgetful = interrupted(PAST, forgetful=True)
-    judge.row("preempted between prefill chunks, encoder cache emptied", forgetful, needs)
+    equivalence.row("preempted between prefill chunks, encoder cache emptied", forgetful, needs)
 
 
 def refusals(engine: Engine, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""`vllm serve` as a user runs it: the official client sends pictures, the validator judges.
+"""`vllm serve` as a user runs it: the official client sends images, the validator assesses.
 
 checks_server.py stock MODEL REPORT.json LOG      (stock tree: must fail as users reported)
 checks_server.py patched MODEL REPORT.json LOG
@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 from gpu.lib.answers import PROBED, nearest, spread
-from gpu.lib.cobatched import Company, judge_company
-from gpu.lib.rig import SQUARE, WIDE, Report, picture
+from gpu.lib.cobatched import Cobatched, assess_cobatched
+from gpu.lib.rig import SQUARE, WIDE, Report, random_image
 from PIL import Image
 
 PORT = int(os.environ.get("CHECKS_PORT", "8123"))
@@ -35,7 +35,7 @@ URL = f"http://127.0.0.1:{PORT}/v1"
 ROOT = Path(__file__).resolve().parents[3]
 #: Times that a request is asked alone, to learn how far its answers vary by themselves.
 ALONE = 4
-#: Times that eight are asked at once; letters of a text. One as long as a square picture's block,
+#: Times that eight are asked at once; letters of a text. One as long as a square image's block,
 #: 114 tokens, repeats itself bit for bit, which says nothing.
 ROUNDS, TEXT_LENGTH = 3, 300
 SERVE = [
@@ -126,7 +126,7 @@ def evidence(log: Path) -> tuple[bool, str]:
 
 
 def data_url(width: int, height: int, seed: int) -> str:
-    return encoded(picture(width, height, seed))
+    return encoded(random_image(width, height, seed))
 
 
 def encoded(image: Image.Image) -> str:
@@ -136,7 +136,7 @@ def encoded(image: Image.Image) -> str:
 
 
 def message(*parts: str) -> list[dict]:
-    """A user message: parts that start with data: are pictures, the others text."""
+    """A user message: parts that start with data: are images, the others text."""
     content = [
         {"type": "image_url", "image_url": {"url": part}}
         if part.startswith("data:")
@@ -194,45 +194,47 @@ def by_id(entries: Iterable[tuple[str, float]]) -> dict[int, float]:
 
 
 def client() -> tuple[bool, str]:
-    """An answer with a picture, and another picture further away than the same one again."""
+    """An answer with an image, and another image further away than the same one again."""
     parts, other = (("What is this?", data_url(*WIDE, seed=seed), "Say it.") for seed in (5, 6))
     text, count = ask(parts)
-    same, told = judge_client([first(parts) for _ in range(ALONE)], [first(other), first(other)])
-    return count > 366 and same, f"{count} prompt tokens, {text!r}; {told}"
+    same, distances = assess_client(
+        [first(parts) for _ in range(ALONE)], [first(other), first(other)]
+    )
+    return count > 366 and same, f"{count} prompt tokens, {text!r}; {distances}"
 
 
-def judge_client(
+def assess_client(
     same: Sequence[dict[int, float]], other: Sequence[dict[int, float]]
 ) -> tuple[bool, str]:
-    """Another picture's answers are further from all of one's than those are from each other."""
+    """Another image's answers are further from all of one's than those are from each other."""
     repeats, away = spread(same), min(nearest(row, same) for row in other)
-    detail = f"first token {repeats:.3f} from itself again, another picture's {away:.3f} from it"
+    detail = f"first token {repeats:.3f} from itself again, another image's {away:.3f} from it"
     return away > repeats, detail
 
 
 def concurrent() -> tuple[bool, str]:
-    """Eight image requests at once, against each alone; eight texts show what company does."""
+    """Eight image requests at once, against each alone; eight texts show what co-batching does."""
     from concurrent.futures import ThreadPoolExecutor
 
     letters = np.random.default_rng(7).integers(97, 123, size=(8, TEXT_LENGTH), dtype=np.uint8)
 
-    def both(requests: list[tuple[str, ...]]) -> Company:
+    def both(requests: list[tuple[str, ...]]) -> Cobatched:
         alone = [[first(parts) for _ in range(ALONE)] for parts in requests]
         with ThreadPoolExecutor(8) as pool:
             rounds = [list(pool.map(first, requests)) for _ in range(ROUNDS)]
-        return Company(alone, [list(answers) for answers in zip(*rounds, strict=True)])
+        return Cobatched(alone, [list(answers) for answers in zip(*rounds, strict=True)])
 
     images: list[tuple[str, ...]] = [("Look.", coloured(i), "Tell.") for i in range(8)]
     texts: list[tuple[str, ...]] = [("Look. " + row.tobytes().decode(),) for row in letters]
-    return judge_company(both(images), both(texts))
+    return assess_cobatched(both(images), both(texts))
 
 
 def coloured(index: int) -> str:
-    """One of eight pictures, each mostly of a colour of its own."""
+    """One of eight images, each mostly of a colour of its own."""
     size = SQUARE
     colour = tuple(255 * (index >> bit & 1) for bit in range(3))
     plain = Image.new("RGB", size, colour)
-    return encoded(Image.blend(picture(*size, seed=100 + index), plain, 0.6))
+    return encoded(Image.blend(random_image(*size, seed=100 + index), plain, 0.6))
 
 
 def validate(report_path: Path) -> tuple[bool, str]:

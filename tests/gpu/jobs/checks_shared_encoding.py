@@ -1,4 +1,4 @@
-"""Two requests share a picture's encoding: it is kept while one needs it, and reclaimable after.
+"""Two requests share an image's encoding: it is kept while one needs it, and reclaimable after.
 
 A request refers to an encoding from the step that schedules its image to that step's end, for an
 image is prefilled in one step. So both are scheduled in one step, and the first is aborted in it,
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpu.lib.rig import SQUARE, Ask, Engine, picture, replaced, with_images
+from gpu.lib.rig import SQUARE, Ask, Engine, random_image, replaced, with_images
 from gpu.lib.steps import encoder_runs
 
 
@@ -54,7 +54,7 @@ def story(engine: Engine) -> Story:
     from vllm.v1.request import RequestStatus
 
     inner, scheduler = engine.llm.llm_engine, engine.scheduler
-    shared = picture(*SQUARE, seed=3000)
+    shared = random_image(*SQUARE, seed=3000)
     engine.forget()
     before = encoder_runs(engine)
     names = [
@@ -93,14 +93,15 @@ def story(engine: Engine) -> Story:
 
 
 def press(slots: int) -> list[Ask]:
-    """Requests with as many distinct pictures as fill a cache of ``slots`` rows, and more."""
-    rows = 100  # of a square picture
+    """Requests with as many distinct images as fill a cache of ``slots`` rows, and more."""
+    rows = 100  # of a square image
     return [
-        with_images(60, [picture(*SQUARE, seed=3100 + i)], 40, 98) for i in range(slots // rows + 2)
+        with_images(60, [random_image(*SQUARE, seed=3100 + i)], 40, 98)
+        for i in range(slots // rows + 2)
     ]
 
 
-def judge_story(story: Story) -> tuple[bool, str]:
+def assess_story(story: Story) -> tuple[bool, str]:
     """Held for the second consumer after the first is gone; reclaimable and reclaimed after it."""
     wanted = {
         "with both": story.shared.users == 2 and not story.shared.reclaimable,
@@ -117,6 +118,6 @@ def judge_story(story: Story) -> tuple[bool, str]:
     detail = (
         f"users {story.shared.users}, {story.aborted.users} after an abort in the same step, "
         f"{story.after.users} after it, then reclaimable: {story.after.reclaimable}; encoded "
-        f"{story.encoded} times; other pictures evict it: {not story.pressed.worker}"
+        f"{story.encoded} times; other images evict it: {not story.pressed.worker}"
     )
     return not failed, detail + "".join(f"; not as it should be: {name}" for name in failed)

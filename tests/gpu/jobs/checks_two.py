@@ -4,8 +4,8 @@
     checks_two.py compare REPORT.json FOLDER LOGS   of FOLDER/two-MODE.pt and LOGS/two-MODE.log
 
 Every mode answers the same requests several times. One GPU's repeats give the noise that the others
-are judged by, and drafting is judged by two GPUs without it as well; rows of the tower are compared
-directly, to BF16 accuracy.
+are held against, and drafting is held against two GPUs without it as well; rows of the tower are
+compared directly, to BF16 accuracy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpu.jobs.checks_draft import TRIED
 from gpu.lib.answers import Answer, answer_of
 from gpu.lib.capture import row_error
-from gpu.lib.rig import SQUARE, WIDE, Ask, Report, picture, skip_warmup, text_ids, with_images
+from gpu.lib.rig import SQUARE, WIDE, Ask, Report, random_image, skip_warmup, text_ids, with_images
 
 REPEATS = 6
 MODES: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ ROW_LIMIT = 3e-2
 
 
 def asks() -> dict[str, Ask]:
-    square, wide = picture(*SQUARE, seed=1), picture(*WIDE, seed=2)
+    square, wide = random_image(*SQUARE, seed=1), random_image(*WIDE, seed=2)
     return {
         "text of 60": Ask(text_ids(60, 3)),
         "square image": with_images(60, [square], 40, 4),
@@ -118,7 +118,7 @@ def run(mode: str, model: str, out: str) -> int:
             answers[name].append(answer_of(llm.generate([ask.prompt()], params, use_tqdm=False)[0]))
     rows = [[torch.from_numpy(each) for each in rank] for rank in llm.collective_rpc(rows_of)]
     torch.save({"ranks": ranks, "answers": answers, "rows": rows}, out)
-    print(f"{mode}: {ranks}, {[len(each) for each in rows]} pictures", flush=True)
+    print(f"{mode}: {ranks}, {[len(each) for each in rows]} images", flush=True)
     return 0
 
 
@@ -167,7 +167,7 @@ def same_rows(one: dict[str, Any], other: dict[str, Any]) -> tuple[bool, str]:
     count = min(len(reference), *(len(rank) for rank in other["rows"]))
     if count == 0:
         return False, "the tower's rows were not recorded"
-    # Encoded pictures are cached, so each appears once, in the order of the requests.
+    # Encoded images are cached, so each appears once, in the order of the requests.
     errors = [
         float(row_error(rank[index], reference[index]).max())
         for rank in other["rows"]
@@ -178,7 +178,7 @@ def same_rows(one: dict[str, Any], other: dict[str, Any]) -> tuple[bool, str]:
         for rank in other["rows"]
         for index in range(count)
     )
-    detail = f"{count} pictures, rows at most {max(errors):.4f} apart, ranks alike: {equal}"
+    detail = f"{count} images, rows at most {max(errors):.4f} apart, ranks alike: {equal}"
     return max(errors) <= ROW_LIMIT and equal, detail
 
 

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from vision_exp.validate.client import Client
 
 SOAK_SECONDS, CLIENTS = 180, 8
-#: Pictures of each size: more than the encoder cache holds, so that the tower works on.
+#: Images of each size: more than the encoder cache holds, so that the tower works on.
 PICTURES = 8
 #: Alone on the machine a server over two GPUs took 80 s to start, beside a dozen engines 160 s.
 READY_SECONDS = 240
@@ -60,7 +60,7 @@ def soak(model: str, report_path: str, log: str, ready: str) -> int:
 
 
 def clients(seconds: float) -> tuple[bool, str]:
-    """Clients that ask on without a pause, always with pictures; answers are not judged here.
+    """Clients that ask on without a pause, always with images; answers are not assessed here.
 
     The first error of a client ends that client and fails the check.
     """
@@ -69,9 +69,9 @@ def clients(seconds: float) -> tuple[bool, str]:
     until = time.monotonic() + seconds
 
     def one(index: int) -> tuple[int, int, str]:
-        """Requests answered, pictures in them, and the error that ended it."""
+        """Requests answered, images in them, and the error that ended it."""
         random = np.random.default_rng(index)
-        client, count, pictures = Client(URL, "tiny"), 0, 0
+        client, count, images = Client(URL, "tiny"), 0, 0
         while time.monotonic() < until:
             square, wide = squares[random.integers(PICTURES)], wides[random.integers(PICTURES)]
             kinds = [("See", square, "say."), (wide, "What?"), (square, wide, "Both?")]
@@ -82,18 +82,18 @@ def clients(seconds: float) -> tuple[bool, str]:
                 asked = client.ask(message(*parts)[0]["content"], max_tokens=8, salt=salt)
                 answer = asyncio.run(asked)
             except Exception as error:  # noqa: BLE001 - reported, with what was answered before
-                return count, pictures, f"client {index}: {type(error).__name__}: {error}"[:300]
+                return count, images, f"client {index}: {type(error).__name__}: {error}"[:300]
             if answer.prompt_tokens < 100 * shown:
-                return count, pictures, f"client {index}: {answer.prompt_tokens} prompt tokens"
-            count, pictures = count + 1, pictures + shown
-        return count, pictures, ""
+                return count, images, f"client {index}: {answer.prompt_tokens} prompt tokens"
+            count, images = count + 1, images + shown
+        return count, images, ""
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         found = list(pool.map(one, range(CLIENTS)))
     errors = [words for _, _, words in found if words]
     counts = [count for count, _, _ in found]
     detail = (
-        f"{sum(counts)} answers, {sum(p for _, p, _ in found)} pictures, at least {min(counts)} "
+        f"{sum(counts)} answers, {sum(p for _, p, _ in found)} images, at least {min(counts)} "
         f"answers each, {len(errors)} clients with an error"
     )
     return not errors and min(counts) > 0, "; ".join([detail, *errors])
@@ -169,10 +169,10 @@ def refusal(texts: list[str], took: float, ended: list[int | None]) -> tuple[boo
     loaded = any("Loading weights took" in text for text in texts)
     digests = set(re.findall(r"overlay (\w{16,})", "".join(texts)))
     joined = [clock(text, "world_size=2 rank=") for text in texts]
-    said = [clock(text, "run different code") for text in texts]
+    refused = [clock(text, "run different code") for text in texts]
     later = "unknown"
-    if None not in joined and None not in said:
-        later = f"{max(filter(None, said)) - max(filter(None, joined))} s"
+    if None not in joined and None not in refused:
+        later = f"{max(filter(None, refused)) - max(filter(None, joined))} s"
     detail = (
         f"refused by nodes {named} {took:.0f} s after the launch, {later} after both had joined; "
         f"exit codes {ended}; weights loaded: {loaded}; {len(digests)} digests named"

@@ -3,9 +3,9 @@
     visibility_check.py MODEL REPORT.json
 
 Without prefix caching, and with prompts of fixed lengths. "Off" answers come from the same engine
-with the metadata builders told that nothing may be widened. What START sees is judged on the output
+with the metadata builders told that nothing may be widened. What START sees is read off the output
 of the first layer's attention: nothing that varies from run to run comes before it. Behind the
-expert layers vLLM's own results vary, so the last layer is reported and not judged.
+expert layers vLLM's own results vary, so the last layer is reported and not assessed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,17 @@ from gpu.lib.answers import noise_of
 from gpu.lib.capture import capture
 from gpu.lib.cobatched import Rows, place, same_rows
 from gpu.lib.equivalence import Runs, nearness, same_answers
-from gpu.lib.rig import SQUARE, WIDE, Ask, Engine, Report, picture, replaced, text_ids, with_images
+from gpu.lib.rig import (
+    SQUARE,
+    WIDE,
+    Ask,
+    Engine,
+    Report,
+    random_image,
+    replaced,
+    text_ids,
+    with_images,
+)
 from gpu.reference.attention import Recorded
 
 from vision_exp import layout
@@ -37,7 +47,7 @@ BF16_LIMIT = 2e-2
 TEXT_REPEATS = 3
 #: Tokens of the prompts with images.
 LENGTHS = (469, 217, 627)
-#: Cold runs of a prompt, runs in company, and runs with the feature off.
+#: Cold runs of a prompt, runs co-batched, and runs with the feature off.
 COLD, TOGETHER, OFF = 5, 2, 2
 
 
@@ -55,7 +65,7 @@ def main(folder: str, report_path: str) -> int:
 
 
 def prompts() -> dict[str, Ask]:
-    square, wide = picture(*SQUARE, seed=1), picture(*WIDE, seed=2)
+    square, wide = random_image(*SQUARE, seed=1), random_image(*WIDE, seed=2)
     return {
         "366 tokens": with_images(60, [wide], 40, 4),
         "114 tokens": with_images(60, [square], 40, 4),
@@ -64,8 +74,8 @@ def prompts() -> dict[str, Ask]:
 
 
 def described(engine: Engine) -> tuple[bool, str]:
-    said = support.describe(engine.llm.llm_engine.vllm_config)
-    return said == support.BIDIRECTIONAL, said
+    status = support.describe(engine.llm.llm_engine.vllm_config)
+    return status == support.BIDIRECTIONAL, status
 
 
 def builders(engine: Engine) -> list[Any]:
@@ -120,8 +130,8 @@ def seen_by_rows(
 
 
 def last_patch(engine: Engine, ask: Ask) -> tuple[bool, str]:
-    """Another last patch of the last picture: START moves, rows before that picture do not."""
-    changed = Ask(ask.ids, (*ask.pictures[:-1], other_corner(ask.pictures[-1])))
+    """Another last patch of the last image: START moves, rows before that image do not."""
+    changed = Ask(ask.ids, (*ask.images[:-1], other_corner(ask.images[-1])))
     before, last_before, ids = seen_by_rows(engine, ask)
     after, last_after, _ = seen_by_rows(engine, changed)
     again, last_again, _ = seen_by_rows(engine, ask)
@@ -136,7 +146,7 @@ def last_patch(engine: Engine, ask: Ask) -> tuple[bool, str]:
     detail = (
         f"first layer's attention of {len(before)} rows: START moved {moved:.3g}, the {start} rows "
         f"before it {earlier:.3g}, the same prompt again {noise:.3g}; with the feature off START "
-        f"moved {off_moved:.3g}; last layer, not judged: START moved "
+        f"moved {off_moved:.3g}; last layer, not assessed: START moved "
         f"{largest(last_before[start] - last_after[start]):.3g}, with the same prompt again "
         f"{largest(last_before[start] - last_again[start]):.3g}"
     )
@@ -148,7 +158,7 @@ def largest(difference: torch.Tensor) -> float:
 
 
 def other_corner(image: Any) -> Any:
-    """The picture with its last patch inverted."""
+    """The image with its last patch inverted."""
     changed = image.copy()
     box = (image.width - 14, image.height - 14, image.width, image.height)
     corner = changed.crop(box).point(lambda value: 255 - value)
@@ -160,7 +170,7 @@ def text_only(engine: Engine) -> tuple[bool, str]:
     """A text prompt with the feature and without, against repeats of the same.
 
     Exact: no batch had rows to widen, and the first layer's attention has the same bits. The last
-    layer is judged too where it repeats itself; on prompts of this length it rarely does.
+    layer is assessed too where it repeats itself; on prompts of this length it rarely does.
     """
     ask = Ask(text_ids(300, 3))
     seen: list[int] = []
@@ -188,22 +198,22 @@ def together() -> dict[str, Ask]:
 def concurrent_rows(engine: Engine) -> tuple[bool, str]:
     """Submitted together, each image's rows get what they get alone from the first attention.
 
-    All runs take the first one's encodings: the tower runs other kernels over several pictures.
+    All runs take the first one's encodings: the tower runs other kernels over several images.
     """
     engine.forget()
     seen: list[int] = []
     with watched(seen):
-        company = first_attention(engine, *together().values())
-    count = len(company.ids)
+        batched = first_attention(engine, *together().values())
+    count = len(batched.ids)
     alone = {name: beside_text(engine, ask, count) for name, ask in prompts().items()}
     with causal(engine):
         off = {name: first_attention(engine, ask) for name, ask in prompts().items()}
-    good, words = same_rows(alone, company, off, BF16_LIMIT)
+    good, words = same_rows(alone, batched, off, BF16_LIMIT)
     return good and max(seen, default=0) == 4, f"{max(seen, default=0)} images in one step; {words}"
 
 
 def first_attention(engine: Engine, *asks: Ask) -> Rows:
-    """Of pictures that the engine has encoded before, what it has of them."""
+    """Of images that the engine has encoded before, what it has of them."""
     values, _, ids = seen_by_rows(engine, *asks, cold=False)
     return Rows(values, ids)
 
@@ -220,9 +230,9 @@ def beside_text(engine: Engine, ask: Ask, count: int) -> Rows:
 
 
 def concurrent(engine: Engine) -> tuple[bool, str]:
-    """Submitted together, prompts get the answers of cold runs alone, as judging.py has it.
+    """Submitted together, prompts get the answers of cold runs alone, as equivalence.py has it.
 
-    A text for each prompt with images, of its length and in company too: what the furthest of three
+    A text for each prompt with images, of its length and co-batched too: what the furthest of three
     moves by is no measure for the furthest of one.
     """
     asks = together()

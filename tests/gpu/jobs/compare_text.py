@@ -41,7 +41,7 @@ def same(one: torch.Tensor, two: torch.Tensor | None) -> bool:
 
 
 def control(stock: list[dict[str, Any]], processes: int) -> tuple[bool, str]:
-    """Enough of stock is reproducible to judge by; and where it is not."""
+    """Enough of stock is reproducible to assess by; and where it is not."""
     good = stable(stock)
     names = stock[0]["tensors"]
     others = sorted({name.partition("/")[0] for name in names.keys() - good})
@@ -52,28 +52,29 @@ def control(stock: list[dict[str, Any]], processes: int) -> tuple[bool, str]:
 
 
 def compare(stock: list[dict[str, Any]], rounds: list[dict[str, Any]]) -> tuple[bool, str]:
-    judged = sorted(stable(stock))
+    assessed = sorted(stable(stock))
     expected = stock[0]["tensors"]
     differ = [
         name
-        for name in judged
+        for name in assessed
         if not all(same(expected[name], found["tensors"].get(name)) for found in rounds)
     ]
     firm = [p for p, t in stock[0]["tokens"].items() if all(r["tokens"][p] == t for r in stock)]
     parted = [p for p in firm if any(r["tokens"][p] != stock[0]["tokens"][p] for r in rounds)]
-    rows = sum(expected[name].shape[0] for name in judged)
+    rows = sum(expected[name].shape[0] for name in assessed)
+    rest = len(expected) - len(assessed)
     words = (
-        f"{len(judged) - len(differ)} of {len(judged)} tensors ({rows} rows) equal bit for bit in "
-        f"{len(rounds)} runs; {len(expected) - len(judged)} not judged, stock differs from itself"
+        f"{len(assessed) - len(differ)} of {len(assessed)} tensors ({rows} rows) equal bit for bit "
+        f"in {len(rounds)} runs; {rest} not compared, stock differs from itself"
     )
     # A prompt whose hidden states vary may keep its tokens by luck: only fully stable ones count.
-    varying = {name.partition("/")[0] for name in expected.keys() - set(judged)}
+    varying = {name.partition("/")[0] for name in expected.keys() - set(assessed)}
     wrong = [prompt for prompt in parted if prompt not in varying]
     if wrong:
         words += f"; tokens differ for {', '.join(wrong)}"
     if differ:
         words += f"; differ: {', '.join(differ[:5])}"
-    return bool(judged) and not differ and not wrong, words
+    return bool(assessed) and not differ and not wrong, words
 
 
 def kernel_lists(stock: list[list[str]], found: list[list[str]]) -> tuple[bool, str]:
@@ -133,15 +134,15 @@ def main(report_path: str, patched: str, vision: str, *stock_paths: str) -> int:
     lists = dumps[0]["kernels"]
     name = "kernels of a text-only step"
     report.run(f"{name}: stock again", lambda: kernel_lists(lists, dumps[1]["kernels"]))
-    for tree, path, judge in zip(
+    for tree, path, assess in zip(
         TREES, (patched, vision), (kernel_lists, kernels_of_vision), strict=True
     ):
 
         def bits(path: str = path) -> tuple[bool, str]:
             return compare(stock, torch.load(path)["rounds"])
 
-        def launches(path: str = path, judge: Any = judge) -> tuple[bool, str]:
-            return judge(lists, torch.load(path)["kernels"])
+        def launches(path: str = path, assess: Any = assess) -> tuple[bool, str]:
+            return assess(lists, torch.load(path)["kernels"])
 
         report.run(f"{tree}: equals stock bit for bit", bits)
         report.run(f"{name}: {tree}", launches)

@@ -2,7 +2,7 @@
 
     dump_text.py MODEL OUT.pt
 
-Run once per tree, and more than once on the stock tree; `compare_text.py` judges. Everything is
+Run once per tree, and more than once on the stock tree; `compare_text.py` assesses. Everything is
 asked twice: what differs within one process is noise of vLLM. Up to 64 rows a step vLLM's expert
 kernels are reproducible, so most prompts are short. Also kept: the names of the CUDA kernels of one
 text-only prefill and three decode steps, stream by stream.

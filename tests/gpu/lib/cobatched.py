@@ -16,10 +16,10 @@ from gpu.lib.answers import nearest, spread
 from gpu.lib.capture import row_error
 from gpu.reference.image import KINDS, SENTINEL_FIRST
 
-#: Answers in company that may be off: limits are the largest of few, and one may pass them.
+#: Answers co-batched that may be off: limits are the largest of few, and one may pass them.
 MISSES = 2
-#: Texts in company must be told apart this well, else company says nothing about pictures.
-TOLD_TEXTS = 0.8
+#: Texts co-batched must be distinguished this well, else co-batching says nothing about images.
+DISTINGUISHED_TEXTS = 0.8
 #: What the feature off must differ by, in limits of relative error.
 FAR = 10.0
 
@@ -27,14 +27,14 @@ Row = Mapping[int, float]
 
 
 @dataclass(frozen=True)
-class Company:
-    """Per request: first tokens' log-probabilities of its answers alone, and in company."""
+class Cobatched:
+    """Per request: first tokens' log-probabilities of its answers alone, and co-batched."""
 
     alone: Sequence[Sequence[Row]]
     together: Sequence[Sequence[Row]]
 
     def moved(self) -> list[float]:
-        """Distance of every answer in company to the nearest of its own request alone."""
+        """Distance of every answer co-batched to the nearest of its own request alone."""
         groups = zip(self.alone, self.together, strict=True)
         return [nearest(row, mine) for mine, rows in groups for row in rows]
 
@@ -43,14 +43,14 @@ class Company:
         return max(spread(group) for group in self.alone)
 
     def own(self) -> int:
-        """Answers in company that are nearer to their own request's alone than to another's."""
+        """Answers co-batched that are nearer to their own request's alone than to another's."""
         return sum(
             min(range(len(self.alone)), key=lambda i: nearest(row, self.alone[i])) == index
             for index, rows in enumerate(self.together)
             for row in rows
         )
 
-    def told_apart(self) -> int:
+    def distinguished(self) -> int:
         """Answers alone that are nearer to another of their own request than to any other's."""
         return sum(
             nearest(row, [each for each in group if each is not row]) < self._other(index, row)
@@ -66,12 +66,12 @@ class Company:
         return min(nearest(row, each) for i, each in enumerate(self.alone) if i != index)
 
 
-def judge_company(images: Company, texts: Company) -> tuple[bool, str]:
-    """Pictures in company are themselves as surely as texts are, and move no further than those.
+def assess_cobatched(images: Cobatched, texts: Cobatched) -> tuple[bool, str]:
+    """Images co-batched are themselves as surely as texts are, and move no further than those.
 
     ``texts``: as many requests as ``images``, long enough to vary from run to run. Undecidable, and
-    so a failure, where answers alone do not tell pictures apart, where texts in company cannot be
-    told apart, or where another picture is within what texts move by.
+    so a failure, where answers alone do not distinguish images, where texts co-batched cannot be
+    distinguished, or where another image is within what texts move by.
     """
     count = len(images.moved())
     lone = sum(len(group) for group in images.alone)
@@ -80,18 +80,18 @@ def judge_company(images: Company, texts: Company) -> tuple[bool, str]:
     other = median(images.others())
     needed = min(count - MISSES, texts.own() - MISSES)
     detail = (
-        f"nearest to the same picture alone: {images.own()} of {count}, {needed} needed (texts "
-        f"{texts.own()}); alone {images.told_apart()} of {lone}; {near} answers within "
-        f"{limit:.3f}, the most that texts moved in the same company or alone, the furthest "
-        f"{max(images.moved()):.3f}; repeats of a picture alone up to {images.spread():.3f} apart, "
-        f"another picture at {min(images.others()):.3f} or more, {other:.3f} in the middle"
+        f"nearest to the same image alone: {images.own()} of {count}, {needed} needed (texts "
+        f"{texts.own()}); alone {images.distinguished()} of {lone}; {near} answers within "
+        f"{limit:.3f}, the most that texts moved in the same batch or alone, the furthest "
+        f"{max(images.moved()):.3f}; repeats of an image alone up to {images.spread():.3f} apart, "
+        f"another image at {min(images.others()):.3f} or more, {other:.3f} in the middle"
     )
-    if images.told_apart() < lone:
-        return False, f"undecidable, repeats alone are nearer to another picture: {detail}"
-    if texts.own() < TOLD_TEXTS * len(texts.moved()):
-        return False, f"undecidable, texts in company are nearer to another text: {detail}"
+    if images.distinguished() < lone:
+        return False, f"undecidable, repeats alone are nearer to another image: {detail}"
+    if texts.own() < DISTINGUISHED_TEXTS * len(texts.moved()):
+        return False, f"undecidable, texts co-batched are nearer to another text: {detail}"
     if other <= limit:
-        return False, f"undecidable, another picture is as near as texts move: {detail}"
+        return False, f"undecidable, another image is as near as texts move: {detail}"
     return images.own() >= needed and near >= count - MISSES, detail
 
 

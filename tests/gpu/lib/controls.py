@@ -1,7 +1,7 @@
 """Answers of one engine to the standard prompts, and of another engine beside them.
 
 Both have a text twin for every prompt with images, and what must answer differently: the same
-prompt with other pictures, and with image rows causal.
+prompt with other images, and with image rows causal.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from gpu.jobs.checks_reference import asks, twins
 from gpu.jobs.checks_visibility import causal
 from gpu.lib.answers import Answer, noise_of
 from gpu.lib.equivalence import Runs, nearness, same_answers
-from gpu.lib.rig import Ask, Engine, picture
+from gpu.lib.rig import Ask, Engine, random_image
 
 #: Runs of what must answer differently.
 OTHERS = 2
-OTHER_PICTURE, FEATURE_OFF = "another picture", "feature off"
+OTHER_IMAGE, FEATURE_OFF = "another image", "feature off"
 
 
 @dataclass
@@ -28,19 +28,19 @@ class Group:
     others: dict[str, list[Answer]] = field(default_factory=dict)
 
 
-def taken(engine: Engine, repeats: int) -> dict[str, Answer]:
-    """All answers, as `grouped` wants them; of `probed` engines alone can they be judged."""
+def cold_answers(engine: Engine, repeats: int) -> dict[str, Answer]:
+    """All answers, as `grouped` wants them; of `probed` engines alone can they be assessed."""
     found: dict[str, Answer] = {}
 
     def take(name: str, ask: Ask, times: int) -> None:
-        found.update({f"{name}#{turn}": engine.cold(ask) for turn in range(times)})
+        found.update({f"{name}#{index}": engine.cold(ask) for index in range(times)})
 
     for name, ask in (asks() | twins()).items():
         take(name, ask, repeats)
-        if not ask.pictures:
+        if not ask.images:
             continue
-        swapped = tuple(picture(*each.size, seed=77 + i) for i, each in enumerate(ask.pictures))
-        take(f"{name}/{OTHER_PICTURE}", Ask(ask.ids, swapped), OTHERS)
+        swapped = tuple(random_image(*each.size, seed=77 + i) for i, each in enumerate(ask.images))
+        take(f"{name}/{OTHER_IMAGE}", Ask(ask.ids, swapped), OTHERS)
         with causal(engine):
             take(f"{name}/{FEATURE_OFF}", ask, OTHERS)
     return found
@@ -67,7 +67,7 @@ def beside(
     texts = [each for each, group in groups.items() if not group.others]
     noise = noise_of(groups[each].cold for each in texts)
     cold = groups[name].cold
-    told = {what: nearness(cold, found) for what, found in groups[name].others.items()}
+    distances = {what: nearness(cold, found) for what, found in groups[name].others.items()}
     good, words = True, []
     for at, token in enumerate(("first token", "second token")):
         runs = {
@@ -75,8 +75,8 @@ def beside(
         }
         if not runs[name].treated:
             return False, f"no answer begins like one of {len(cold)} cold ones"
-        said = [runs[each] for each in texts if runs[each].treated]
-        same, detail = same_answers([runs[name]], said, told if at == 0 else {}, noise)
+        text_runs = [runs[each] for each in texts if runs[each].treated]
+        same, detail = same_answers([runs[name]], text_runs, distances if at == 0 else {}, noise)
         good = good and same
         words.append(f"{token} of {len(runs[name].treated)} answers: {detail}")
     return good, "; ".join(words)

@@ -5,8 +5,9 @@ several cold repeats of its own prompt. It passes if its tokens are those of one
 repeats of text part, and if its distance to the nearest of them is at most what text moves by: the
 largest distance between two cold repeats of a text of the same length, or that of the text itself
 under the same treatment to the nearest of its cold repeats. How far the image's own repeats are
-apart is told and excuses nothing. Where a prompt that must not give the same answer, with another
-picture or with image rows causal, is within that limit, nothing can be concluded: that fails too.
+apart is printed and excuses nothing. Where a prompt that must not give the same answer, with
+another image or with image rows causal, is within that limit, nothing can be concluded: that fails
+too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Ranges = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Run:
-    """A treated run: its answer, pictures encoded in it, and what its steps prefilled."""
+    """A treated run: its answer, images encoded in it, and what its steps prefilled."""
 
     answer: Answer
     encoded: int = 0
@@ -110,7 +111,7 @@ def both(*needs: Needs) -> Needs:
 
 
 def encodes(times: int) -> Needs:
-    """In every run ``times`` pictures go through the tower; none with text."""
+    """In every run ``times`` images go through the tower; none with text."""
 
     def needed(images: Sequence[Run], texts: Sequence[Run]) -> tuple[bool, str]:
         counts = [run.encoded for run in images]

@@ -76,7 +76,9 @@ def watched_loading(loader: Any = None) -> Iterator[list[Load]]:
         yield loads
 
 
-def judge_loading(names: set[str], loads: list[Load], homeless: dict[str, str]) -> tuple[bool, str]:
+def assess_loading(
+    names: set[str], loads: list[Load], homeless: dict[str, str]
+) -> tuple[bool, str]:
     """Every one of a checkpoint's ``names`` was handed out and written, or is said to be homeless.
 
     ``homeless``: patterns of the names that must not have been written, and why.

@@ -1,4 +1,4 @@
-"""What the GPU checks share: result rows, prompts and pictures of fixed sizes, an offline engine.
+"""What the GPU checks share: result rows, prompts and images of fixed sizes, an offline engine.
 
 Lengths are fixed and reused: vLLM compiles kernels per group of 64 tokens, 15 to 20 s each.
 """
@@ -24,7 +24,7 @@ PLACEHOLDER_ID = 129264
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. ``ok`` None means: measured or not run, nothing judged."""
+    """One line of the table. ``ok`` None means: measured or not run, nothing assessed."""
 
     name: str
     ok: bool | None
@@ -62,7 +62,7 @@ def text_ids(count: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(*BYTE_IDS, size=count).tolist()
 
 
-def picture(width: int, height: int, seed: int) -> Image.Image:
+def random_image(width: int, height: int, seed: int) -> Image.Image:
     """Smooth random colours: no two seeds alike, and not flat under any resize."""
     small = np.random.default_rng(seed).integers(0, 256, size=(7, 9, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
@@ -76,26 +76,26 @@ WIDE = (1036, 588)
 
 @dataclass(frozen=True)
 class Ask:
-    """A prompt: token ids with one placeholder per picture."""
+    """A prompt: token ids with one placeholder per image."""
 
     ids: list[int]
-    pictures: tuple[Image.Image, ...] = ()
+    images: tuple[Image.Image, ...] = ()
 
     def prompt(self) -> dict[str, Any]:
         prompt: dict[str, Any] = {"prompt_token_ids": list(self.ids)}
-        if self.pictures:
-            prompt["multi_modal_data"] = {"image": list(self.pictures)}
+        if self.images:
+            prompt["multi_modal_data"] = {"image": list(self.images)}
         return prompt
 
 
-def with_images(before: int, pictures: list[Image.Image], after: int, seed: int) -> Ask:
-    """``before`` text tokens, the pictures with 20 tokens between them, ``after`` text tokens."""
+def with_images(before: int, images: list[Image.Image], after: int, seed: int) -> Ask:
+    """``before`` text tokens, the images with 20 tokens between them, ``after`` text tokens."""
     ids = text_ids(before, seed)
-    for index in range(len(pictures)):
+    for index in range(len(images)):
         ids += [PLACEHOLDER_ID]
-        if index + 1 < len(pictures):
+        if index + 1 < len(images):
             ids += text_ids(20, seed + 1000 + index)
-    return Ask(ids + text_ids(after, seed + 1), tuple(pictures))
+    return Ask(ids + text_ids(after, seed + 1), tuple(images))
 
 
 def skip_warmup(*_model: Any) -> None:
@@ -172,9 +172,9 @@ class Engine:
         """Empties the prefix cache, the encoder cache and the processor's cache."""
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("the prefix cache could not be emptied")
-        self.forget_pictures()
+        self.forget_images()
 
-    def forget_pictures(self) -> None:
+    def forget_images(self) -> None:
         """Empties the encoder cache and the processor's cache."""
         self.llm.reset_mm_cache()
         self.llm.llm_engine.engine_core.reset_encoder_cache()

@@ -1,4 +1,4 @@
-"""Runs of a prompt with what the engine did in them: steps, encoded pictures, preemption."""
+"""Runs of a prompt with what the engine did in them: steps, encoded images, preemption."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def preempted(
 ) -> Answer:
     """Runs ``steps`` steps, throws the running request out of the KV cache, and lets it finish.
 
-    ``forgetful``: encoded and processed pictures are forgotten as well.
+    ``forgetful``: encoded and processed images are forgotten as well.
     """
     inner = engine.llm.llm_engine
     inner.add_request("preempted", ask.prompt(), engine.params(max_tokens))
@@ -71,14 +71,14 @@ def preempted(
     if not engine.llm.reset_prefix_cache(reset_running_requests=True):
         raise RuntimeError("the request was not preempted")
     if forgetful:
-        engine.forget_pictures()
+        engine.forget_images()
     while inner.has_unfinished_requests():
         done += inner.step()
     return answer_of([output for output in done if output.finished][-1])
 
 
 def count_encoder(engine: Engine) -> None:
-    """Counts the pictures that go through the tower from now on."""
+    """Counts the images that go through the tower from now on."""
     model = engine.model
     if hasattr(model, "_encoder_runs"):
         return
@@ -94,6 +94,6 @@ def count_encoder(engine: Engine) -> None:
 
 
 def encoder_runs(engine: Engine) -> int:
-    """Pictures that went through the tower since `count_encoder`."""
+    """Images that went through the tower since `count_encoder`."""
     count: int = engine.model._encoder_runs
     return count

@@ -1,7 +1,7 @@
-"""How a picture becomes patches and a block of tokens, in plain Python, apart from the overlay's.
+"""How an image becomes patches and a block of tokens, in plain Python, apart from the overlay's.
 
 Written from the description of the checkpoint's own format and held against values of the native
-functions (tests/goldens). Only for pictures that are taken as they are: whole patches, and no more
+functions (tests/goldens). Only for images that are taken as they are: whole patches, and no more
 or fewer than the checkpoint wants.
 """
 
@@ -31,17 +31,17 @@ class Patches:
 
 
 def patches_of(image: Image.Image, config: dict[str, Any]) -> Patches:
-    """Patches of an RGB picture. ValueError for one that would be resized."""
+    """Patches of an RGB image. ValueError for one that would be resized."""
     side, ratio = config["vision_patch_size"], config["vision_downsample_ratio"]
     width, height = image.size
     if image.mode != "RGB" or width % side or height % side:
-        raise ValueError(f"a {width}x{height} picture of mode {image.mode} is not whole patches")
+        raise ValueError(f"a {width}x{height} image of mode {image.mode} is not whole patches")
     if not config["vision_min_pixels"] <= width * height or width >= 8 * height:
-        raise ValueError(f"a {width}x{height} picture would be resized")
+        raise ValueError(f"a {width}x{height} image would be resized")
     rows, columns = height // side, width // side
     cells = (-(-rows // ratio), -(-columns // ratio))
     if len(block_of(cells, 0)[0]) > config["vision_max_n_token"]:
-        raise ValueError(f"a {width}x{height} picture would be resized to fewer tokens")
+        raise ValueError(f"a {width}x{height} image would be resized to fewer tokens")
     values = (np.asarray(image).astype(np.float32) / 255 - 0.5) / 0.5
     found = []
     for top in range(0, height, side):

@@ -45,12 +45,12 @@ class ReferenceVision:
         heads = config["vision_n_heads"]
         values = patches.to(self.embed.device).float().flatten(1)
         x = self._linear("vision.patch_embed.proj", values)
-        turn = _rotation(vit_grid, config["vision_rope_theta"], x.shape[1] // heads, x.device)
+        rope = _rotation(vit_grid, config["vision_rope_theta"], x.shape[1] // heads, x.device)
         for index in range(config["vision_n_layers"]):
             block = f"vision.blocks.{index}."
             normed = _rms(x, weights[f"{block}norm1.weight"])
             qkv = self._linear(f"{block}attn.wqkv", normed).view(len(x), 3, heads, -1)
-            q, k, v = (_turn(qkv[:, 0], turn), _turn(qkv[:, 1], turn), qkv[:, 2])
+            q, k, v = (_apply_rotary(qkv[:, 0], rope), _apply_rotary(qkv[:, 1], rope), qkv[:, 2])
             scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
             mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
             x = x + self._linear(f"{block}attn.wo", mixed)
@@ -110,7 +110,7 @@ def _rotation(grid: tuple[int, int], theta: float, dim: int, device: torch.devic
     return torch.cat(parts, dim=1)
 
 
-def _turn(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+def _apply_rotary(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """Rotates the pairs (i, i + dim / 2) of (patches, heads, dim)."""
     left, right = x.chunk(2, dim=-1)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
@@ -120,6 +120,6 @@ def _turn(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 def _merge(x: torch.Tensor, grid: tuple[int, int], ratio: int) -> torch.Tensor:
     """(cells, dim * ratio^2): ratio x ratio cells, channel-major, zero-padded right and below."""
     height, width = grid
-    picture = x.view(height, width, -1).permute(2, 0, 1)
-    picture = F.pad(picture, (0, -width % ratio, 0, -height % ratio))
-    return F.unfold(picture[None], kernel_size=ratio, stride=ratio)[0].T
+    padded = x.view(height, width, -1).permute(2, 0, 1)
+    padded = F.pad(padded, (0, -width % ratio, 0, -height % ratio))
+    return F.unfold(padded[None], kernel_size=ratio, stride=ratio)[0].T

@@ -50,6 +50,7 @@ def two_real_ranks(rig: Rig) -> None:
 
 def _in_child(rig: Rig, rank: int, folder: Path) -> None:
     """Runs one rank and ends the process."""
+    os.environ["VISION_EXP_FAST_PIXELS"] = "0"  # the same bits, without compiling in each rank
     code = 1
     try:
         torch.save(_rank(rig, rank, folder / "store"), folder / f"{rank}.pt")

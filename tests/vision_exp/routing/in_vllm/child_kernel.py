@@ -9,10 +9,15 @@ import importlib.util
 import itertools
 import sys
 import types
+from pathlib import Path
 
 import torch
 import triton
 import triton.language
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "support"))
+
+import quick_interpreter
 
 from vision_exp.layout import PLACEHOLDER_ID, SENTINEL_FIRST, SENTINEL_LAST, image_token_mask
 from vision_exp.routing.kernel import Launch, launch
@@ -78,6 +83,7 @@ def compare_with_native(path: str) -> int:
 
 
 def main() -> None:
+    quick_interpreter.install()
     torch.manual_seed(0)
     checked = 0
     types = itertools.cycle([(torch.float32, torch.int32), (torch.bfloat16, torch.int64)])

@@ -6,9 +6,15 @@ In float32: the interpreter cuts bfloat16 off instead of rounding it.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "support"))
+
+import quick_interpreter
 
 from vision_exp.config import VisionConfig
 from vision_exp.tower import VisionTower, attention, fused, graphs
@@ -89,6 +95,7 @@ def repeat(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def main() -> None:
+    quick_interpreter.install()
     torch.manual_seed(0)
     config = VisionConfig(
         n_layers=2,

@@ -10,6 +10,7 @@ import random
 import checks_attention as attention
 import checks_rows as rows
 import observations
+import quick_interpreter
 import rig_visibility
 import torch
 
@@ -20,7 +21,7 @@ def main() -> None:
     random.seed(0)
     torch.manual_seed(0)
     rig_visibility.use_triton()
-    rig_visibility.skip_overflow_checks()
+    quick_interpreter.install()
     hooks.install()
     hooks.install()
     # This machine has no GPU, where it would say `causal` and the builder would do nothing.

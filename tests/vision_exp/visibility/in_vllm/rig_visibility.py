@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,7 +20,6 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 import triton
 import triton.language as tl
-from triton.runtime import interpreter
 
 from vision_exp.engine import context
 from vision_exp.engine.spans import ImageSpan
@@ -40,17 +39,6 @@ def use_triton() -> None:
     names |= {"aggregate": lambda found: found, "use_tensor_descriptor": lambda: False}
     real.__dict__.update(names)
     sys.modules["vllm.triton_utils"] = real
-
-
-def skip_overflow_checks() -> None:
-    """The interpreter works out for every integer operation whether it overflows.
-
-    That takes half of the time, and tells nobody: its assertions do nothing unless it debugs.
-    """
-    options = interpreter.interpreter_builder.options
-    if options.debug:
-        raise RuntimeError("overflows are asserted now: leave the checks in")
-    interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
 
 
 @dataclass
