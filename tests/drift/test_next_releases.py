@@ -169,7 +169,7 @@ CASES = (
             )
         },
         ("run-time",),
-        ("does not take num_new_tokens", "scheduling.py needs", "-        num_new_tokens: int,"),
+        ("does not take num_new_tokens", "engine/hooks.py needs", "-        num_new_tokens: int,"),
     ),
     Next(
         "renderer method removed",
@@ -204,7 +204,7 @@ CASES = (
         "runner field renamed",
         {"v1/worker/gpu_input_batch.py": sub(r"\breq_ids\b", "request_ids")},
         ("run-time",),
-        ("InputBatch has no req_ids", "visibility.py needs"),
+        ("InputBatch has no req_ids", "visibility/hooks.py needs"),
     ),
     Next(
         "output field removed",
