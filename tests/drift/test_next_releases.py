@@ -172,7 +172,7 @@ CASES = (
             )
         },
         ("run-time",),
-        ("does not take num_new_tokens", "scheduling.py needs", "-        num_new_tokens: int,"),
+        ("does not take num_new_tokens", "engine/hooks.py needs", "-        num_new_tokens: int,"),
     ),
     Next(
         "renderer method removed",

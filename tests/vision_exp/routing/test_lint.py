@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[3] / "vision_exp"
-FILES = ("routing.py", "routing_kernel.py", "routing_support.py", "routing_wiring.py", "step.py")
+FILES = (
+    *(
+        f"routing/{name}.py"
+        for name in ("hooks", "kernel", "reference", "select", "support", "topk")
+    ),
+    *(f"engine/{name}.py" for name in ("context", "spans", "step")),
+)
 # Each waits for the device, or makes a tensor whose shape depends on data.
 CALLS = {
     "item",

@@ -26,7 +26,7 @@ from vllm.model_executor.layers.fused_moe.router import fused_topk_bias_router
 
 from vision_exp.engine import context
 from vision_exp.engine import hooks as engine_hooks
-from vision_exp.model import model as vision_model
+from vision_exp.model import hooks as model_hooks
 from vision_exp.routing import hooks, select
 
 EXPERTS, TOP_K, HIDDEN, SCALE = 256, 6, 128, 1.5
@@ -75,7 +75,7 @@ class Rig:
         hooks.install_model(vars(model))
         hooks.install_draft("dspark", vars(dspark))
         hooks.install_draft("mtp", vars(mtp))
-        vision_model.install_draft("mtp", vars(mtp))
+        model_hooks.install_draft("mtp", vars(mtp))
         with set_current_vllm_config(self.config):
             init_distributed_environment(1, 0, f"file://{tempfile.mktemp()}", 0, "gloo")
             initialize_model_parallel(1, 1)
