@@ -56,6 +56,15 @@ def test_an_image_becomes_one_placeholder_where_its_part_stood():
     assert prompt["multi_modal_uuids"] == {"image": ["one"]}
 
 
+def test_images_are_given_in_the_order_in_which_the_template_placed_them():
+    other = object()
+    chat = request(PART, {"type": "image_pil", "image_pil": other})
+    marks = chat.messages[0]["content"].split("\n\n")
+    _, prompt = chat.finish([], {"prompt": "".join(reversed(marks))}, [IMAGE, other])
+    assert prompt["multi_modal_data"] == {"image": [other, IMAGE]}
+    assert prompt["multi_modal_uuids"] == {"image": [None, "one"]}
+
+
 def test_a_quoted_name_is_escaped_for_the_template_and_stays_text():
     chat = request(f"say {PLACEHOLDER}", tools=[PLACEHOLDER])
     assert PLACEHOLDER not in repr((chat.messages, chat.params))

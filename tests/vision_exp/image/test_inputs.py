@@ -125,6 +125,8 @@ def test_damaged_png_is_a_value_error():
 
 def test_conversion_that_would_take_too_much_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr("vision_exp.image.transform.MAX_WORKING_BYTES", 4 * 100 * 100)
-    image_to_patches(noise(100, 100), CONFIG)  # RGB needs no second copy
+    plain = noise(100, 100)
+    plain.info["transparency"] = (1, 2, 3)
+    image_to_patches(plain, CONFIG)  # RGB needs no second copy
     with pytest.raises(ValueError, match="100x100 picture of mode RGBA takes"):
         image_to_patches(noise(100, 100, "RGBA"), CONFIG)
