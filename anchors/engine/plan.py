@@ -174,13 +174,11 @@ def _without_locating(
 
 
 def may_be_absent(anchors: tuple[Anchor, ...], imports: bytes) -> bool:
-    """Whether a release goes without the file that `anchors` share.
-
-    `imports` is the DeepSeek-V4 package's `__init__.py`: a module that it imports must be there.
-    """
-    name = re.escape(os.path.basename(anchors[0].file).removesuffix(".py")).encode()
-    imported = re.search(rb"nvidia(\.|\s+import\s+)" + name + rb"\b", imports)
-    return all(anchor.optional for anchor in anchors) and not imported
+    """Whether a release may lack the file of these anchors; not where its package imports it."""
+    folder, name = os.path.split(anchors[0].file.removesuffix(".py"))
+    folder = os.path.basename(folder)
+    imported = rf"\b{re.escape(folder)}(\.|\s+import\s+){re.escape(name)}\b"
+    return all(a.optional for a in anchors) and not re.search(imported.encode(), imports)
 
 
 def refuse_newer(splits: Mapping[str, Split]) -> None:
