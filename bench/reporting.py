@@ -1,4 +1,4 @@
-"""What the benchmarks of pictures and tower share: taking turns, naming the machine, reporting."""
+"""What the benchmarks of images and tower share: interleaved runs, the machine, reporting."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def compare(
     rounds: int,
     clock: Clock = time.perf_counter,
 ) -> dict[str, float]:
-    """Medians of turns, native and ours one after the other, after one unmeasured turn each.
+    """Medians of interleaved runs, native and ours in turn, after one unmeasured run each.
 
-    The ratio is the median of the turns' ratios: both halves of a turn see the same machine. For
+    The ratio is the median of the pairs' ratios: both runs of a pair see the same machine. For
     work of one thread, `time.thread_time` leaves out what other processes take away.
     """
-    turns = [(milliseconds(native, clock), milliseconds(mine, clock)) for _ in range(rounds + 1)][
+    pairs = [(milliseconds(native, clock), milliseconds(mine, clock)) for _ in range(rounds + 1)][
         1:
     ]
     return {
-        "native_ms": round(statistics.median(first for first, _ in turns), 2),
-        "ours_ms": round(statistics.median(second for _, second in turns), 2),
-        "ratio": round(statistics.median(first / second for first, second in turns), 2),
+        "native_ms": round(statistics.median(first for first, _ in pairs), 2),
+        "ours_ms": round(statistics.median(second for _, second in pairs), 2),
+        "ratio": round(statistics.median(first / second for first, second in pairs), 2),
     }
 
 

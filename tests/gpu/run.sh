@@ -69,74 +69,8 @@ export VLLM_DEEP_GEMM_WARMUP=skip VLLM_USE_FLASHINFER_SAMPLER=0 HF_HUB_OFFLINE=1
 export VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=INFO
 mkdir -p "$home"
 
-# in_tree TREE COMMAND...: each tree has its own vLLM cache, so neither can serve the other's answers.
-# The checks take vision_exp from where the patched vLLM takes it, not from the repository.
-in_tree() {
-    local tree=$1 overlay=
-    shift
-    [ "$tree" = "$stock" ] || overlay=:$WORK/overlay
-    # Where a .pth file leads in an installation; the folder's name changed with its release.
-    local dsl=$site/nvidia_cutlass_dsl
-    PYTHONPATH=$tree:$site:$dsl/dsl_packages:$dsl/python_packages$overlay \
-        VLLM_CACHE_ROOT=$home/vllm-$(basename "$tree") "$@"
-}
-
-# job NAME SECONDS TREE COMMAND...: in the background, log kept, its end reported. Reports that the
-# command names are removed first: an earlier run's rows would pass for its own.
-job() {
-    local name=$1 limit=$2 tree=$3
-    shift 3
-    begin "$name" "$@"
-    [ $((DEADLINE - SECONDS)) -ge "$limit" ] || limit=$((DEADLINE - SECONDS))
-    [ "$limit" -gt 5 ] || { failed "$name" "not run, no time left" && return; }
-    (
-        begun=$SECONDS
-        in_tree "$tree" exec timeout -k 5 "$limit" "$@" >"$logs/$name.log" 2>&1 &
-        # `timeout` leaves this script's process group, and hands a signal on to all it has started.
-        trap 'kill $!' TERM
-        wait $!
-        code=$?
-        echo "[$name] exit $code after $((SECONDS - begun)) s"
-        grep -h '^\[check\]' "$logs/$name.log"
-        ended "$name" "$code" || tail -n 25 "$logs/$name.log"
-    ) &
-}
-
-# compare NAME TREE COMMAND...: at once, in sight; for what compares the results of jobs.
-compare() {
-    local name=$1 tree=$2 code
-    shift 2
-    begin "$name"
-    in_tree "$tree" "$@"
-    code=$?
-    ended "$name" "$code"
-}
-
-# begin NAME WORD...: until it has ended well it counts as cut off, also where this script is killed.
-begin() {
-    fresh "$@"
-    echo "cut off" >"$rows/$1.failed"
-}
-
-# fresh NAME WORD...: what an earlier run of this job left is gone.
-fresh() {
-    local word
-    rm -f "$rows/$1.failed"
-    for word in "${@:2}"; do
-        case $word in "$rows"/*.json) rm -f "$word" ;; esac
-    done
-}
-
-# ended NAME CODE: false if it did not end well.
-ended() {
-    rm -f "$rows/$1.failed"
-    [ "$2" = 0 ] || { failed "$1" "exit $2" && return 1; }
-}
-
-failed() {
-    echo "[$1] FAILED: $2"
-    echo "$2" >"$rows/$1.failed"
-}
+# shellcheck source=/dev/null
+source "$here/jobs.sh"
 
 # From nothing, whatever an earlier one left: that may have been another vLLM.
 setup() {
@@ -314,47 +248,10 @@ vision() {
     rows_of reference server tower images
 }
 
-results() {
-    fresh results
-    tar cz -C "$WORK" rows logs >"$OUT/rows-logs.tgz" || failed results "not packed"
-}
-
-# Interleaved runs of text engines of both trees, and one of the vision checkpoint.
-serving() {
-    job serving 400 "$patched" python3 "$repo/bench/gpu_serving.py" measure "$OUT/serving.json" \
-        "$rows/serving.json" "$logs" "$stock" "$text" "$patched" "$vision" "${SERVING_SECONDS:-150}"
-    wait
-}
-
-# The first token of an image request and the image prefill alone.
-images() {
-    job images 200 "$patched" python3 "$repo/bench/gpu_serving.py" images "$OUT/images.json" \
-        "$rows/images.json" "$logs" "$patched" "$vision" 50
-    wait
-}
-
-tower() {
-    job tower 200 "$patched" python3 "$repo/bench/gpu_tower.py" \
-        --native "$PIECES/vision.py" --json "$OUT/tower.json" --report "$rows/tower.json"
-    wait
-    grep -v '^\[check\]\|^INFO' "$logs/tower.log"
-}
-
-figures() {
-    tower
-    serving
-}
-
 table() {
     results
     rows_of stock_fails text reference reuse graphs visibility noise memory eps draft sm100 \
         server tower serving
-}
-
-# rows_of REPORT...: the table; a failed row or a missing report fails the run.
-rows_of() {
-    fresh table
-    python3 "$here/lib/table.py" "$rows" "$@" || failed table "rows failed or missing"
 }
 
 # Without the driver's own cache: large, and quick to make again.
@@ -363,6 +260,8 @@ cache() {
         tar cz -C "$home" --null -T - >"$OUT/cache.tgz" && ls -l "$OUT/cache.tgz"
 }
 
+# shellcheck source=/dev/null
+source "$here/stages_times.sh"
 # shellcheck source=/dev/null
 source "$here/stages_two.sh"
 
