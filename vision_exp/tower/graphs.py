@@ -52,7 +52,11 @@ class StaticBuffers:
         """Puts one image in place. No synchronisation."""
         flat = patches.flatten(1)
         self.patches[: len(flat), : flat.shape[1]].copy_(flat)
-        self.shape.copy_(on_device((0, len(patches), width), patches.device))
+        self.set_grid(len(patches), width)
+
+    def set_grid(self, rows: int, width: int) -> None:
+        """Says how many rows the image has, and columns its grid."""
+        self.shape.copy_(on_device((0, rows, width), self.shape.device))
 
 
 class Bucket:
@@ -77,6 +81,9 @@ class Bucket:
             attend = attention(static.cu_seqlens_k)
             static.out[:rows].copy_(fused.run_blocks(tower, x, (cos, sin), attend, backend))
 
+        # FlashAttention 2 takes the length at its word: that of a larger image would have it read
+        # behind the rows while the graph is made.
+        static.set_grid(rows, 1)
         self.replay = capture(work)
 
     def run(self, patches: torch.Tensor, width: int) -> torch.Tensor:
