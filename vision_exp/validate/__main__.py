@@ -29,12 +29,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return Stop(output.INTERRUPTED, "interrupted; no result was written.", again).show()
     except output.NotPrinted as error:
-        if not isinstance(error.__cause__, BrokenPipeError):  # `| head` has what it wanted
-            words = f"standard output takes nothing: {error}. No result was written."
-            Stop(output.NOT_WRITTEN, words, f"{again} >FILE   (where there is space)").show()
-        # What could not be printed is still kept; a flush at exit must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return output.NOT_WRITTEN
+        words = f"standard output takes nothing: {error}. No result was written."
+        hint = f"{again} >FILE   (where there is space)"
+        return Stop(output.NOT_WRITTEN, words, hint).show()
     except Exception as error:
         traceback.print_exc()
         words = f"an error inside this tool: {type(error).__name__}: {error}."
@@ -44,8 +41,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(options: usage.Options) -> int:
-    other = f"{options.again(json=None)} --json FILE"
-    output.remove_old(options.json, other)
+    other = options.again(json=None)
+    if options.json:
+        output.prepare(options.json, other)
     if sys.stdout is None:
         words = "standard output is closed, so no result can be printed. Nothing was checked."
         raise Stop(output.NOT_WRITTEN, words, f"{options.again()} >FILE")
@@ -69,7 +67,7 @@ def _run(options: usage.Options) -> int:
     say(words + ("; of what was skipped nothing is known" if counts["skipped"] else ""))
     if options.json:
         found = {"schema": 1, "url": options.url} | server | counts | {"checks": results}
-        output.write(options.json, other, found)
+        output.write(options.json, f"{other} --json FILE", found)
     return output.A_CHECK_FAILED if counts["failed"] else output.FINE
 
 
@@ -88,7 +86,5 @@ def _interrupt(number: int, frame: object) -> None:
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-    code = main()
-    # Its result is out: one more Ctrl-C must not add a traceback of the interpreter's own end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(code)
+    # All is flushed; no thread is waited for, and no interrupt adds a traceback.
+    os._exit(main())

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import functools
 import socket
 import ssl
-import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import httpx
 
 from vision_exp.validate.reply import Answer, BadReply, Chat, Models, ServerError, parse
@@ -24,6 +23,8 @@ MODELS, CHAT = "/models", "/chat/completions"
 #: Bytes of a reply: a hundred times what the longest answer asked for here takes.
 LARGEST_REPLY = 16 << 20
 LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 20}
+#: HTTP status: the server takes no more requests now, whatever they ask.
+BUSY = 429
 
 _certificates = functools.cache(ssl.create_default_context)
 
@@ -33,20 +34,11 @@ class Refused(ServerError):
 
     def __init__(self, url: str, status: int, body: str = "", target: str = "") -> None:
         to = f" to {target[:300]}" if target else ""
-        self.status, self.target = status, target
-        self.reply = f"HTTP {status}{to}: {body}".removesuffix(": ")
-        super().__init__(f"{url} answers {self.reply}")
+        self.target, self.reply = target, f"HTTP {status}{to}: {body}".removesuffix(": ")
+        super().__init__(f"{url} answers {self.reply}", status)
 
 
-class Busy(ServerError):
-    """HTTP 429: the server takes no more requests now, whatever they ask."""
-
-
-class Unreachable(ServerError):
-    """No HTTP answer, or one that broke off."""
-
-
-class TooLate(Unreachable):
+class TooLate(ServerError):
     """No whole answer within the time that a request has."""
 
 
@@ -73,13 +65,13 @@ class Client:
         return parse(Chat, data, self.url + CHAT).answer()
 
     def body(
-        self, content: Content, max_tokens: int = 16, salt: str = "", before: Sequence[Any] = ()
+        self, content: Content, max_tokens: int = 16, before: Sequence[Any] = (), **fields: Any
     ) -> dict[str, Any]:
-        """A request of one user message; ``before`` it others, ``salt`` is vLLM's cache_salt."""
+        """A request of one user message; ``before`` it others, ``fields`` beside them."""
         parts = [{"type": "text", "text": p} if isinstance(p, str) else p for p in content]
         messages = [*before, {"role": "user", "content": parts}]
         body = {"model": self.model, "messages": messages, "max_tokens": max_tokens}
-        return self.fields | body | {"temperature": 0} | ({"cache_salt": salt} if salt else {})
+        return self.fields | body | {"temperature": 0} | fields
 
     @contextlib.asynccontextmanager
     async def reply(
@@ -91,8 +83,7 @@ class Client:
         """
         asyncio.get_running_loop().getaddrinfo = _look_up  # type: ignore[method-assign]
         url, method, broke = self.url + path, "POST" if body else "GET", ""
-        # No compression: what is counted is what comes.
-        headers = {"Accept-Encoding": "identity"}
+        headers = {"Accept-Encoding": "identity"}  # what is counted is what comes
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
         sent: dict[str, Any] = {"json": body, "headers": headers, "extensions": extensions}
         try:
@@ -100,16 +91,20 @@ class Client:
                 httpx.AsyncClient(timeout=None, trust_env=False, verify=_certificates()) as http,
                 http.stream(method, url, **sent) as response,
             ):
+                pieces = _bounded(response, url)
                 if response.status_code != 200:
-                    raise await _refusal(response, url)
+                    start = b"".join([data async for data in pieces])[:2000]
+                    words = " ".join(start.decode(errors="replace").split())[:300]
+                    target = response.headers.get("Location", "")
+                    raise Refused(url, response.status_code, words, target)
                 broke = "the reply broke off: "
-                yield _bounded(response, url)
+                yield pieces
         # A host's impossible labels show when its name is looked up.
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             root: BaseException = error
             while inner := root.__cause__ or root.__context__:  # what wraps it says less
                 root = inner
-            raise Unreachable(f"{url}: {broke}{str(root) or type(root).__name__}") from error
+            raise ServerError(f"{url}: {broke}{str(root) or type(root).__name__}") from error
 
     async def _read(self, path: str, body: dict[str, Any] | None) -> bytes:
         with anyio.move_on_after(self.timeout):
@@ -120,32 +115,13 @@ class Client:
 
 
 async def _bounded(response: httpx.Response, url: str) -> AsyncIterator[bytes]:
-    size = 0
     async for data in response.aiter_raw():
-        size += len(data)
-        if size > LARGEST_REPLY:
+        if response.num_bytes_downloaded > LARGEST_REPLY:
             raise BadReply(url, f"more than {LARGEST_REPLY} bytes")
         yield data
 
 
-async def _refusal(response: httpx.Response, url: str) -> ServerError:
-    body = b"".join([data async for data in _bounded(response, url)])
-    start = " ".join(body[:2000].decode(errors="replace").split())[:300]
-    if response.status_code == 429:
-        return Busy(f"{url} answers HTTP 429: {start}")
-    return Refused(url, response.status_code, start, response.headers.get("Location", ""))
-
-
 async def _look_up(*arguments: Any, **options: Any) -> Any:
     """The loop's `getaddrinfo`, by a thread that is not waited for once the time is over."""
-    found: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    found.set_running_or_notify_cancel()
-
-    def look() -> None:
-        try:
-            found.set_result(socket.getaddrinfo(*arguments, **options))
-        except (OSError, UnicodeError) as error:
-            found.set_exception(error)
-
-    threading.Thread(target=look, daemon=True).start()
-    return await asyncio.wrap_future(found)
+    look = functools.partial(socket.getaddrinfo, *arguments, **options)
+    return await anyio.to_thread.run_sync(look, abandon_on_cancel=True)

@@ -48,7 +48,9 @@ class Distance(NamedTuple):
     lower_bound: float
 
     def __str__(self) -> str:
-        return "shares nothing with" if math.isinf(self.nats) else f"is {self.nats:.2f} nats from"
+        least = "" if math.isfinite(self.nats) else " or more"
+        known = math.isfinite(self.lower_bound)
+        return f"is {self.lower_bound:.2f} nats{least} from" if known else "shares nothing with"
 
 
 SAME, INCOMPARABLE = Distance(0.0, 0.0), Distance(math.inf, math.inf)
@@ -145,23 +147,21 @@ def judge(answer: Answer, reference: Reference, noise: Noise) -> tuple[bool | No
         return None, "empty answers without log-probabilities prove nothing"
     moved = nearest(answer, reference.alone)
     control = min((nearest(each, reference.alone) for each in reference.others), default=SAME)
-    words = f"{answer.text!r} {moved} {reference.alone[0].text!r} as asked alone"
-    hidden = (
-        f"a wrong answer would not be distinguishable: an answer to {reference.what} {control} it"
-    )
-    own = f"but so do {noise.incomparable} of {noise.repeats} repeats of one request alone"
     limit = f"limit {noise.limit:.2f}"
-    if noise.incomparable and math.isinf(moved.nats):
-        return None, f"{words}, {own}"
-    if moved.lower_bound > noise.limit:
-        return False, f"{words}, {limit}"
-    if math.isinf(moved.nats):
-        return None, f"{words}, by {moved.lower_bound:.2f} nats or more, {limit}"
-    if noise.incomparable and math.isinf(control.nats):
-        return None, f"{hidden}, {own}"
-    if control.lower_bound <= noise.limit:
-        return None, f"{hidden}, by {control.lower_bound:.2f} nats or more, {limit}"
-    return True, words
+    words = f"{answer.text!r} {moved} {reference.alone[0].text!r} as asked alone"
+    other = f"an answer to {reference.what} {control} it"
+    hidden = f"a wrong answer would not be distinguishable: {other}"
+    own = f"but so do {noise.incomparable} of {noise.repeats} repeats of one request alone"
+    for holds, good, why in (
+        (noise.incomparable and math.isinf(moved.nats), None, f"{words}, {own}"),
+        (moved.lower_bound > noise.limit, False, f"{words}, {limit}"),
+        (math.isinf(moved.nats), None, f"{words}, {limit}"),
+        (noise.incomparable and math.isinf(control.nats), None, f"{hidden}, {own}"),
+        (control.lower_bound <= noise.limit, None, f"{hidden}, {limit}"),
+    ):
+        if holds:
+            return good, why
+    return True, f"{words}, {other}, {limit}"
 
 
 def all_same(pairs: list[tuple[Answer, Reference]], known: Noise) -> tuple[bool | None, str]:
@@ -176,10 +176,5 @@ def all_same(pairs: list[tuple[Answer, Reference]], known: Noise) -> tuple[bool 
     judged = sum(good is not None for good, _ in found)
     words = [f"{equal} of {len(pairs)} texts equal"]
     words += [f"only {judged} of {len(pairs)} could be judged"] if judged < len(pairs) else []
-    words += list(dict.fromkeys(text for good, text in found if not good))[:3]
-    if good:
-        moved = max(nearest(answer, reference.alone) for answer, reference in pairs)
-        control = min(nearest(other, r.alone) for _, r in pairs for other in r.others)
-        words.append(f"at most {moved.nats:.2f} nats from the same request alone")
-        words.append(f"limit {known.limit:.2f}; an answer to {pairs[0][1].what} {control} it")
+    words += list(dict.fromkeys(text for each, text in found if each == good))[:3]
     return good, "; ".join(words)

@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 
 class NotPrinted(Exception):
-    """Standard output takes nothing more; the cause is an OSError."""
+    """Standard output takes nothing more."""
 
 
 class Stop(Exception):
@@ -42,14 +42,25 @@ def say(text: str) -> None:
         raise NotPrinted(error.strerror or str(error)) from error
 
 
-def remove_old(path: Path | None, hint: str) -> None:
-    """An earlier result must not be taken for this run's. Devices and pipes stay. Raises Stop."""
+def prepare(path: Path, again: str) -> None:
+    """Removes an earlier result, not to be taken for this run's, and tries if one can be written.
+
+    Devices and pipes stay. ``again``: the command without its file, for a hint. Raises Stop.
+    """
+    fault, hint = "", f"{again} --json FILE"
     try:
-        if path and path.is_file():
+        if path.is_dir():
+            fault, hint = " is a folder", f"{again} --json {path / 'validate.json'}"
+        elif not path.parent.is_dir():
+            fault, hint = f": there is no folder {path.parent}", f"mkdir -p {path.parent}"
+        elif path.is_file() or not path.exists():
+            path.unlink(missing_ok=True)
+            path.touch()
             path.unlink()
-    except OSError as error:
-        words = f"--json {path}: the old file cannot be removed: {error.strerror}."
-        raise Stop(USAGE, f"{words} Nothing was checked.", hint) from error
+    except (OSError, ValueError) as error:
+        fault = f" cannot be written: {error}"
+    if fault:
+        raise Stop(USAGE, f"--json {path}{fault}. Nothing was checked.", hint)
 
 
 def write(path: Path, hint: str, result: dict[str, Any]) -> None:

@@ -9,7 +9,11 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, FiniteFloat, Valid
 
 
 class ServerError(Exception):
-    """What a server did in place of answering; the message names the URL, or the status."""
+    """What a server did in place of answering; ``status``: the one it gave, 0 for none."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class BadReply(ServerError):

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urljoin
 
 from vision_exp.validate.checks import CHECKS, Check
-from vision_exp.validate.client import Busy, Client, Refused, ServerError, TooLate
+from vision_exp.validate.client import BUSY, Client, Refused, ServerError, TooLate
 from vision_exp.validate.judge import Verdict
 from vision_exp.validate.output import NO_SERVER, Stop, say
 from vision_exp.validate.reply import BadReply
@@ -43,12 +43,9 @@ async def run(check: Check, session: Session) -> dict[str, Any]:
     try:
         missing = check.missing(session)
         found = Verdict(None, "nothing", missing) if missing else await check.run(session)
-    except Busy as error:
-        found = Verdict(None, "nothing, a request of this check was not taken", str(error))
-    except BadReply as error:
-        found = Verdict(False, "the form of an answer", str(error))
     except ServerError as error:
-        found = Verdict(False, "a request of this check against any answer", str(error))
+        good = None if error.status == BUSY else False
+        found = Verdict(good, "a request of this check against any whole answer", str(error))
     seconds = time.monotonic() - started
     state = {True: "passed", False: "failed", None: "skipped"}[found.good]
     say(f"{state:8} {check.name} ({seconds:.1f} s)")
@@ -59,35 +56,34 @@ async def run(check: Check, session: Session) -> dict[str, Any]:
 
 
 def no_server(options: Options, error: ServerError) -> Stop:
-    """The end of a run that could not begin."""
-    words = f"no usable server: {error}. Nothing was checked."
-    return Stop(NO_SERVER, words, _hint(options, error))
-
-
-def _hint(options: Options, error: ServerError) -> str:
-    again, listed = options.again(), f"curl {options.url}/models"
-    status = error.status if isinstance(error, (Refused, NoImages)) else 0
-    if isinstance(error, BadReply):
-        return f"{COMMAND} {EXAMPLE}   (the base URL of an OpenAI-compatible chat server)"
-    if isinstance(error, TooLate):
-        longer = options.again(timeout=min(LONGEST_TIMEOUT, max(600, 2 * options.timeout)))
-        return f"{longer}   (if the server is only slow; else see its log)"
-    if isinstance(error, Busy):
-        return f"{again}   (later: the server is busy)"
-    if status >= 500:
-        return f"{again}   (once the server's log shows why, and that is fixed)"
-    if isinstance(error, NoImages):
-        return (
+    """The end of a run that could not begin, with the first hint whose condition holds."""
+    status, again, listed = error.status, options.again(), f"curl {options.url}/models"
+    longer = options.again(timeout=min(LONGEST_TIMEOUT, max(600, 2 * options.timeout)))
+    base = urljoin(f"{options.url}/models", getattr(error, "target", "")).removesuffix("/models")
+    hints = (
+        (
+            isinstance(error, BadReply),
+            f"{COMMAND} {EXAMPLE}   (the base URL of an OpenAI-compatible chat server)",
+        ),
+        (isinstance(error, TooLate), f"{longer}   (if the server is only slow; else see its log)"),
+        (status == BUSY, f"{again}   (later: the server is busy)"),
+        (status >= 500, f"{again}   (once the server's log shows why, and that is fixed)"),
+        (
+            isinstance(error, NoImages),
             "python3 hotfix.py status   (is vLLM patched, the model a Vision-Exp one, and the "
-            "server started with --limit-mm-per-prompt '{\"image\":16}'?)"
-        )
-    if isinstance(error, Refused) and 300 <= status < 400 and error.target:
-        base = urljoin(f"{options.url}/models", error.target).removesuffix("/models")
-        return f"{COMMAND} --url {shlex.quote(base)}   (if you trust where the redirect leads)"
-    if status in (401, 403):
-        return options.again(api_key="KEY")
-    if status == 404 and not options.url.endswith("/v1"):
-        return f"{COMMAND} {EXAMPLE}   (the base URL, up to and with /v1)"
-    if status == 404 and options.model:
-        return f"{listed}   (has the names that --model takes)"
-    return f"{listed}   (must list the models; else start the server, or correct --url)"
+            "server started with --limit-mm-per-prompt '{\"image\":16}'?)",
+        ),
+        (
+            isinstance(error, Refused) and error.target and 300 <= status < 400,
+            f"{COMMAND} --url {shlex.quote(base)}   (if you trust where the redirect leads)",
+        ),
+        (status in (401, 403), options.again(api_key="KEY")),
+        (
+            status == 404 and not options.url.endswith("/v1"),
+            f"{COMMAND} {EXAMPLE}   (the base URL, up to and with /v1)",
+        ),
+        (status == 404 and options.model, f"{listed}   (has the names that --model takes)"),
+        (True, f"{listed}   (must list the models; else start the server, or correct --url)"),
+    )
+    words = f"no usable server: {error}. Nothing was checked."
+    return Stop(NO_SERVER, words, next(hint for holds, hint in hints if holds))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import os
 import shlex
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +23,7 @@ from urllib.parse import urlsplit
 
 from vision_exp.validate.output import USAGE, Stop
 
-COMMAND = "python3 -m vision_exp.validate"
+COMMAND = "python3 hotfix.py validate"
 EXAMPLE = "--url http://HOST:PORT/v1"
 #: Seconds that a request has; a day is more than any takes.
 TIMEOUT, LONGEST_TIMEOUT = 120, 86400
@@ -67,7 +66,7 @@ def parse(argv: list[str] | None) -> Options:
     add("--api-key", default="", type=_key, help="sent as a bearer token")
     limit = "seconds for each request: to the end of its reply, of a stream to its first piece"
     add("--timeout", default=TIMEOUT, type=_seconds, help=f"{limit}; default {TIMEOUT}")
-    add("--json", type=_file, metavar="FILE", help="write the result there")
+    add("--json", type=Path, metavar="FILE", help="write the result there")
     return Options(**vars(parser.parse_args(argv)))
 
 
@@ -77,23 +76,27 @@ def _refusal(message: str, hint: str = EXAMPLE) -> Stop:
 
 
 def _url(text: str) -> str:
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise _refusal(f"--url {text!r} has characters that no URL has")
-    if text and "://" not in text:
-        raise _refusal(f"--url {text} has no scheme: add http://", f"--url http://{text}")
     try:
         parts = urlsplit(text)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
         raise _refusal(f"--url {text} is no URL: {error}") from error
-    if not host:
-        raise _refusal(f"--url {text!r} names no host")
-    if parts.scheme not in ("http", "https"):
-        raise _refusal(f"--url {text} has the scheme {parts.scheme}, not http or https")
-    if parts.username is not None:
-        raise _refusal("--url has a user name in it", f"{EXAMPLE} --api-key KEY")
-    if "?" in text or "#" in text:  # also with nothing after it, which urlsplit does not tell
-        raise _refusal(f"--url {text} goes on after the path: it must be the base URL")
+    clean = text.isascii() and text.isprintable() and " " not in text
+    beyond = "?" in text or "#" in text  # also with nothing after it, which urlsplit does not tell
+    for wrong, words, hint in (
+        (not clean, f"{text!r} has characters that no URL has", EXAMPLE),
+        (text and "://" not in text, f"{text} has no scheme: add http://", f"--url http://{text}"),
+        (not host, f"{text!r} names no host", EXAMPLE),
+        (
+            parts.scheme not in ("http", "https"),
+            f"{text} has the scheme {parts.scheme}, not http or https",
+            EXAMPLE,
+        ),
+        (parts.username is not None, "has a user name in it", f"{EXAMPLE} --api-key KEY"),
+        (beyond, f"{text} goes on after the path: it must be the base URL", EXAMPLE),
+    ):
+        if wrong:
+            raise _refusal(f"--url {words}", hint)
     return text.rstrip("/")
 
 
@@ -111,20 +114,3 @@ def _seconds(text: str) -> float:
             return float(text)
     fault = f"--timeout {text} is no number of seconds above 0 and up to {LONGEST_TIMEOUT}"
     raise _refusal(fault, f"{EXAMPLE} --timeout {TIMEOUT}")
-
-
-def _file(text: str) -> Path:
-    path, hint = Path(text), f"{EXAMPLE} --json"
-    try:
-        if path.is_dir():
-            raise _refusal(f"--json {path} is a folder", f"{hint} {path / 'validate.json'}")
-        if not path.parent.is_dir():
-            words = f"--json {path}: there is no folder {path.parent}. Nothing was checked."
-            raise Stop(USAGE, words, f"mkdir -p {path.parent}")
-        # A file is replaced, for which its folder has to be written; a device is not.
-        device = path.exists() and not path.is_file()
-    except (OSError, ValueError) as error:
-        raise _refusal(f"--json {text!r}: {error}", f"{hint} FILE") from error
-    if not os.access(path if device else path.parent, os.W_OK):
-        raise _refusal(f"--json {path} cannot be written", f"{hint} FILE")
-    return path

@@ -238,7 +238,7 @@ def test_a_result_is_written_whole_or_not_at_all(
 
 def test_a_device_for_the_result_stays() -> None:
     path = Path("/dev/null")
-    output.remove_old(path, "")
+    output.prepare(path, "")
     output.write(path, "", {"failed": 0})
     assert path.is_char_device()
 
