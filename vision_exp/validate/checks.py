@@ -15,10 +15,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from vision_exp.validate import images
-from vision_exp.validate.client import Content, Refused
+from vision_exp.validate.client import Answer, Content, Refused
 from vision_exp.validate.images import COLOURS, colours_named, disc, part
 from vision_exp.validate.judge import Reference, Verdict
-from vision_exp.validate.reply import Answer
 from vision_exp.validate.session import NAME_COLOUR, Session, shows
 from vision_exp.validate.stream import cancel, cancel_early
 

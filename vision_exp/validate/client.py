@@ -1,4 +1,7 @@
-"""A client for OpenAI-compatible chat servers: no retries, no redirects, no proxies, no guesses."""
+"""A client for OpenAI-compatible chat servers: no retries, no redirects, no proxies, no guesses.
+
+Replies are read without trust: what is malformed is named, with the URL that sent it.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,12 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 import anyio.to_thread
 import httpx
-
-from vision_exp.validate.reply import Answer, BadReply, Chat, Models, ServerError, parse
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 #: What a user message is made of: texts, and content parts with images.
 Content = Sequence["str | dict[str, Any]"]
@@ -29,17 +31,110 @@ BUSY = 429
 _certificates = functools.cache(ssl.create_default_context)
 
 
-class Refused(ServerError):
-    """Another status than 200. ``target``: where a redirect leads; ``reply``: all that came."""
+class ServerError(Exception):
+    """What a server did in place of answering; ``status``: the one it gave, 0 for none.
 
-    def __init__(self, url: str, status: int, body: str = "", target: str = "") -> None:
-        to = f" to {target[:300]}" if target else ""
-        self.target, self.reply = target, f"HTTP {status}{to}: {body}".removesuffix(": ")
-        super().__init__(f"{url} answers {self.reply}", status)
+    ``target``: where a redirect leads.
+    """
+
+    def __init__(self, message: str, status: int = 0, target: str = "") -> None:
+        super().__init__(message)
+        self.status, self.target = status, target
+
+
+class BadReply(ServerError):
+    """An HTTP 200 that is not what OpenAI's chat servers reply."""
 
 
 class TooLate(ServerError):
     """No whole answer within the time that a request has."""
+
+
+class Refused(ServerError):
+    """Another status than 200; ``reply`` is all that came."""
+
+    def __init__(self, url: str, status: int, body: str = "", target: str = "") -> None:
+        to = f" to {target[:300]}" if target else ""
+        self.reply = f"HTTP {status}{to}: {body}".removesuffix(": ")
+        super().__init__(f"{url} answers {self.reply}", status, target)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``tokens``: one dict per generated token, text -> log-probability, the chosen one first.
+
+    ``reasoning``: what a thinking model wrote before its text.
+    """
+
+    text: str
+    prompt_tokens: int
+    tokens: list[dict[str, float]] = field(default_factory=list)
+    reasoning: str = ""
+    status: ClassVar[int] = 200
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """All that was generated, in words."""
+        return self.reasoning, self.text
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)  # a bool is an int to Python, and no count of tokens
+
+
+class _Token(_Strict):
+    token: str
+    logprob: FiniteFloat
+    top_logprobs: list[_Token] | None = None
+
+
+class _Logprobs(_Strict):
+    content: list[_Token] | None = None
+
+
+class _Message(_Strict):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # what vLLM called it before
+
+
+class Models(_Strict):
+    """The reply to ``/models``, as far as it is of use here."""
+
+    first: str = Field(validation_alias=AliasPath("data", 0, "id"))
+
+
+class Chat(_Strict):
+    """The reply to ``/chat/completions``."""
+
+    message: _Message = Field(validation_alias=AliasPath("choices", 0, "message"))
+    logprobs: _Logprobs | None = Field(None, validation_alias=AliasPath("choices", 0, "logprobs"))
+    prompt_tokens: int = Field(validation_alias=AliasPath("usage", "prompt_tokens"))
+
+    def answer(self) -> Answer:
+        """Several tokens can have one spelling (halves of a character): the likeliest counts."""
+        tokens = []
+        for chosen in (self.logprobs and self.logprobs.content) or []:
+            found: dict[str, float] = {}
+            for each in (chosen, *(chosen.top_logprobs or ())):
+                found[each.token] = max(each.logprob, found.get(each.token, each.logprob))
+            tokens.append(found)
+        reasoning = self.message.reasoning or self.message.reasoning_content or ""
+        return Answer(self.message.content or "", self.prompt_tokens, tokens, reasoning)
+
+
+Kind = TypeVar("Kind", bound=_Strict)
+
+
+def parse(kind: type[Kind], data: bytes, url: str) -> Kind:
+    """A reply that ``url`` sent. Raises BadReply."""
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        fault = f"{place}: {first['msg']}, got {first['input']!r:.80}".removeprefix(": ")
+        raise BadReply(f"{url} sent a malformed reply: {fault}") from error
 
 
 @dataclass(frozen=True)
@@ -57,12 +152,11 @@ class Client:
 
     async def first_model(self) -> str:
         """The name of the first model that the server lists."""
-        return parse(Models, await self._read(MODELS, None), self.url + MODELS).first
+        return (await self._read(Models, MODELS)).first
 
     async def ask(self, content: Content, **options: Any) -> Answer:
         """One greedy answer; ``options`` are those of `body`."""
-        data = await self._read(CHAT, self.body(content, **options))
-        return parse(Chat, data, self.url + CHAT).answer()
+        return (await self._read(Chat, CHAT, self.body(content, **options))).answer()
 
     def body(
         self, content: Content, max_tokens: int = 16, before: Sequence[Any] = (), **fields: Any
@@ -106,18 +200,18 @@ class Client:
                 root = inner
             raise ServerError(f"{url}: {broke}{str(root) or type(root).__name__}") from error
 
-    async def _read(self, path: str, body: dict[str, Any] | None) -> bytes:
+    async def _read(self, kind: type[Kind], path: str, body: Any = None) -> Kind:
+        url = self.url + path
         with anyio.move_on_after(self.timeout):
             async with self.reply(path, body) as pieces:
-                return b"".join([data async for data in pieces])
-        late = f"no whole reply within {self.timeout:g} s (--timeout)"
-        raise TooLate(f"{self.url}{path}: {late}")
+                return parse(kind, b"".join([data async for data in pieces]), url)
+        raise TooLate(f"{url}: no whole reply within {self.timeout:g} s (--timeout)")
 
 
 async def _bounded(response: httpx.Response, url: str) -> AsyncIterator[bytes]:
     async for data in response.aiter_raw():
         if response.num_bytes_downloaded > LARGEST_REPLY:
-            raise BadReply(url, f"more than {LARGEST_REPLY} bytes")
+            raise BadReply(f"{url} sent a malformed reply: more than {LARGEST_REPLY} bytes")
         yield data
 
 

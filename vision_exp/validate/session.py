@@ -7,10 +7,19 @@ import uuid
 from typing import Any
 
 from vision_exp.validate import images
-from vision_exp.validate.client import BUSY, LOGPROBS, Client, Content, Refused, ServerError
-from vision_exp.validate.judge import FLOOR, Noise, Reference, Verdict, all_same, both, noise_of
-from vision_exp.validate.output import say
-from vision_exp.validate.reply import Answer
+from vision_exp.validate.client import BUSY, LOGPROBS, Answer, Client, Content, Refused, ServerError
+from vision_exp.validate.command import say
+from vision_exp.validate.judge import (
+    FLOOR,
+    Good,
+    Noise,
+    Pair,
+    Reference,
+    Verdict,
+    all_same,
+    both,
+    noise_of,
+)
 
 NAME_COLOUR = "What colour is the disc? Answer with one word."
 #: Answers to a request alone, and to the same request with another image.
@@ -56,7 +65,8 @@ class Session:
 
         vLLM then passes its prefix cache; that another server does cannot be seen from here.
         """
-        return await self.ask(*content, **({} if self.warm_reason else salt()))
+        salt = {} if self.warm_reason else {"cache_salt": uuid.uuid4().hex}
+        return await self.ask(*content, **salt)
 
     async def repeat(self, content: Content, times: int = REPEATS) -> list[Answer]:
         return [await self.cold(*content) for _ in range(times)]
@@ -74,24 +84,13 @@ class Session:
                 raise
             return error
 
-    def compare(
-        self,
-        pairs: list[tuple[Answer, Reference]],
-        what: str,
-        detail: str = "",
-        also: bool | None = True,
-    ) -> Verdict:
+    def compare(self, pairs: list[Pair], what: str, detail: str = "", also: Good = True) -> Verdict:
         """Passed only if every answer is its reference's and ``also`` is true."""
         good, note = all_same(pairs, self.noise)
         how = "alone or cold: asked with a fresh cache_salt, which vLLM honours"
         if self.warm_reason:
             how = "without cache_salt, so any answer may be from the server's cache"
         return Verdict(both(good, also), f"{what} ({how})", f"{detail}; {note}".removeprefix("; "))
-
-
-def salt() -> dict[str, str]:
-    """vLLM's: what has another one shares no cache."""
-    return {"cache_salt": uuid.uuid4().hex}
 
 
 def shows(colour: str, seed: int, question: str = NAME_COLOUR) -> Content:
@@ -111,15 +110,19 @@ async def explore(client: Client) -> Session:
             if error.status not in UNKNOWN_FIELD or fields is FIELDS[-1]:
                 raise
     answers = {q: await client.ask([q], max_tokens=SENSE_TOKENS) for q in SENSE}
-    incoherent = _incoherent_reason(answers, client)
+    salted = await Session(client).attempt("Hello", cache_salt="vision-exp")
     warm = "the server takes no cache_salt, so no answer is known to be cold"
-    salted = await Session(client).attempt("Hello", **salt())
-    session = Session(client, incoherent, warm if isinstance(salted, Refused) else "")
+    warm, incoherent = warm if isinstance(salted, Refused) else "", ""
     say(f"model {client.model} at {client.url}")
-    if incoherent:
+    if not all(SENSE[question] in answer.text.lower() for question, answer in answers.items()):
+        incoherent = "the model does not answer sense"
+        if any(answer.reasoning and not answer.text for answer in answers.values()):
+            asked = "although it was" if QUIET.items() <= client.fields.items() else "and cannot be"
+            most = f"reasoning and no content within {SENSE_TOKENS} tokens"
+            incoherent = f"the server gives {most}, {asked} asked not to think"
         texts = {question: answer.text or answer.reasoning for question, answer in answers.items()}
         say(f"As {incoherent} ({texts}), checks of content will be skipped.")
-    noise = Noise()
+    session, noise = Session(client, incoherent, warm), Noise()
     try:
         for index, colour in enumerate(images.COLOURS[:3]):
             noise += noise_of(await session.repeat(shows(colour, 200 + index), times=4))
@@ -131,19 +134,9 @@ async def explore(client: Client) -> Session:
         raise NoImages(f"{words}: {error.reply}", error.status) from error
     if noise.incomparable or noise.limit > FLOOR:
         say(
-            f"Asked again alone, its answers move by {noise}: it is not reproducible. Answers "
-            f"further away than {noise.limit:.2f} nats count as others, and where answers to "
-            "another image are not, nothing is judged."
+            f"Asked again alone, its answers move by {noise.moved:.2f} nats, or cannot be compared "
+            f"({noise.incomparable} of {noise.repeats}): it is not reproducible. Answers further "
+            f"away than {noise.limit:.2f} nats count as others, and where answers to another image "
+            "are not, nothing is judged."
         )
     return dataclasses.replace(session, noise=noise)
-
-
-def _incoherent_reason(answers: dict[str, Answer], client: Client) -> str:
-    if all(SENSE[question] in answer.text.lower() for question, answer in answers.items()):
-        return ""
-    if any(answer.reasoning and not answer.text for answer in answers.values()):
-        asked = "although it was" if QUIET.items() <= client.fields.items() else "and cannot be"
-        most = f"reasoning and no content within {SENSE_TOKENS} tokens"
-        return f"the server gives {most}, {asked} asked not to think"
-    some = any(answer.text for answer in answers.values())
-    return "the model does not answer sense" if some else "the server's answers are empty"

@@ -11,8 +11,7 @@ from typing import Any
 import anyio
 from pydantic_core import from_json
 
-from vision_exp.validate.client import CHAT, Client, Content, Refused, TooLate
-from vision_exp.validate.reply import BadReply
+from vision_exp.validate.client import CHAT, BadReply, Client, Content, Refused, TooLate
 
 #: Seconds for which an answer is read after its first piece: one that was complete by then shows.
 LISTEN = 0.05
