@@ -7,6 +7,7 @@ those are no further away, nothing is concluded (`judge`).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import statistics
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -17,10 +18,11 @@ from typing import Any, NamedTuple
 from vision_exp.validate import images
 from vision_exp.validate.client import Answer, Content, Refused
 from vision_exp.validate.images import COLOURS, colours_named, disc, part
-from vision_exp.validate.judge import Reference, Verdict
+from vision_exp.validate.judge import Good, Reference, Verdict
 from vision_exp.validate.session import NAME_COLOUR, Session, shows
 from vision_exp.validate.stream import cancel, cancel_early
 
+Run = Callable[[Session], Awaitable[Verdict]]
 #: Its answer, too, depends on the image.
 IN_FRENCH = "What colour is the disc? Answer in French, with one word."
 LONG_STORY = "Tell a story about this picture, of at least a thousand words."
@@ -28,9 +30,8 @@ POSITION = (
     "The picture has one small red disc. Where is its centre? Answer with two whole numbers only: "
     "x in percent of the width from the left, then y in percent of the height from the top."
 )
-PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)
-#: Slopes of a working server were reported near 0.98, of a causal one near 0.3.
-SLOPES, LARGEST_ERROR = (0.85, 1.15), 8.0
+#: Slopes of a working server were reported near 0.98, of a causal one near 0.3; places in percent.
+PLACES, SLOPES, LARGEST_ERROR = (10, 30, 50, 70, 90), (0.85, 1.15), 8.0
 
 
 async def at_once(calls: list[Coroutine[Any, Any, Answer]]) -> list[Answer]:
@@ -65,12 +66,10 @@ async def same_twice(session: Session) -> Verdict:
     shared, two, single, again = [await session.ask(*shown, question) for shown in asked]
     reference = await session.reference([one, one, question], [other, other, question])
     lengths = [answer.prompt_tokens for answer in (shared, two, single)]
-    return session.compare(
-        [(shared, reference), (again, reference)],
-        "one image twice in a prompt: its length as for two, and more than for one; its answers",
-        "{} and {} prompt tokens, with one image {}".format(*lengths),
-        also=lengths[0] == lengths[1] > lengths[2],
-    )
+    what = "one image twice in a prompt: its length as for two, and more than for one; its answers"
+    detail = "{} and {} prompt tokens, with one image {}".format(*lengths)
+    counted = lengths[0] == lengths[1] > lengths[2]
+    return session.compare([(shared, reference), (again, reference)], what, detail, counted)
 
 
 async def offsets(session: Session) -> Verdict:
@@ -79,25 +78,23 @@ async def offsets(session: Session) -> Verdict:
     texts = ["Look" + " at" * count for count in range(8)]
     plain = [(await session.ask(text, max_tokens=1)).prompt_tokens for text in texts]
     shown = [await session.ask(text, green, NAME_COLOUR) for text in texts]
-    added = [answer.prompt_tokens - n for answer, n in zip(shown, plain, strict=True)]
-    detail = f"tokens added {added} after {plain}"
-    # The pads, from where the text ends: at some distance c from where the block does.
-    rules = [{e - (c - n) % 4 for e, n in zip(added, plain, strict=True)} for c in range(4)]
-    good: bool | None = any(len(blocks) == 1 for blocks in rules)
+    pairs = [(a.prompt_tokens - n, n) for a, n in zip(shown, plain, strict=True)]
+    wrong = [a.text for a in shown if colours_named(a.text) != ["green"]]
+    good: Good = any(len({e - (c - n) % 4 for e, n in pairs}) == 1 for c in range(4))
+    detail = f"tokens added {[extra for extra, _ in pairs]} after {plain}"
     if len({length % 4 for length in plain}) != 4:
         good, detail = None, f"the texts did not reach all four offsets: {plain}"
-    wrong = [a.text for a in shown if colours_named(a.text) != ["green"]]
     if wrong and not session.incoherent_reason:
         good, detail = False, f"{detail}; green disc called {wrong[0]!r}"
     contents: list[Content] = [[texts[1], image, NAME_COLOUR] for image in (green, red)]
+    reference = await session.reference(*contents)
     what = "prompt lengths of one image after eight texts against the rule of the leading pads; "
-    what += "a warm answer against cold ones"
-    return session.compare([(shown[1], await session.reference(*contents))], what, detail, good)
+    return session.compare([(shown[1], reference)], f"{what}a warm answer", detail, good)
 
 
 async def reordered(session: Session) -> Verdict:
-    red, blue = part(disc("red", 80)), part(disc("blue", 80))
     question = "Name the colours of the discs in order, separated by a comma."
+    red, blue = part(disc("red", 80)), part(disc("blue", 80))
     order: Content = [red, blue, question]
     other: Content = [blue, red, question]
     first, swapped, again = [await session.ask(*each) for each in (order, other, order)]
@@ -126,17 +123,14 @@ async def prefix_fork(session: Session) -> Verdict:
     return session.compare(list(zip(warm, [*cold, *cold], strict=True)), what)
 
 
-async def undisturbed(
-    session: Session, colour: str, disturb: Callable[[Session], Awaitable[Verdict]]
-) -> Verdict:
+async def undisturbed(session: Session, colour: str, disturb: Run) -> Verdict:
     """An answer before and after ``disturb``, which says whether that itself went as it must."""
     content = shows(colour, 100)
     reference = await session.reference(content, shows("red", 100))
     before = await session.ask(*content)
-    done = await disturb(session)
+    good, what, detail = await disturb(session)
     pairs = [(answer, reference) for answer in (before, await session.ask(*content))]
-    what = f"an answer before and after {done.compared}"
-    return session.compare(pairs, what, done.detail, done.good)
+    return session.compare(pairs, f"an answer before and after {what}", detail, good)
 
 
 async def hang_up(session: Session) -> Verdict:
@@ -146,13 +140,12 @@ async def hang_up(session: Session) -> Verdict:
     what = "two running answers were hung up on"
     cuts = [await cancel(session.client, each, **longer) for each in story[:2]]
     for cut in cuts:
-        if cut.error or cut.ended:
+        if why := cut.error or cut.ended:
             good = False if cut.error or not cut.pieces else None
-            return Verdict(good, what, f"nothing was hung up on: {cut.error or cut.ended}")
+            return Verdict(good, what, f"nothing was hung up on: {why}")
     detail = f"hung up after {cuts[0].pieces} and {cuts[1].pieces} pieces"
     early = await cancel_early(session.client, story[2])
-    if early.pieces or early.ended or early.error:
-        why = early.error or early.ended or "it had come"
+    if why := early.error or early.ended or ("it had come" if early.pieces else ""):
         return Verdict(True, what, f"{detail}, none before its first ({why})")
     return Verdict(True, f"{what}, and a third before its first token", detail)
 
@@ -168,18 +161,22 @@ async def send_bad(session: Session) -> Verdict:
 
 async def system_image(session: Session) -> Verdict:
     """Images belong to user messages; elsewhere they are an error, not a silent drop."""
-    system = {"role": "system", "content": [part(disc("red", 120))]}
-    status = (await session.attempt("Hello", before=[system])).status
+    said = {"system": [part(disc("red", 120))], "user": "Hello"}
+    messages = [{"role": role, "content": content} for role, content in said.items()]
+    status = (await session.attempt(messages=messages)).status
     what = "the status of an image in a system message against 400"
     return Verdict(status == 400, what, f"HTTP {status}")
 
 
 async def accepted(session: Session, made: Callable[[], Iterator[images.Sample]]) -> Verdict:
     """Every image is taken, and costs the tokens that the released transform gives its size."""
-    expected, question = expected_tokens(), "What is it?"
-    what = "each image's status against 200"
-    if expected:
+    question, what = "What is it?", "each image's status against 200"
+    try:
+        from vision_exp.preview import unpadded_length as expected
+
         what += ", its tokens against the released transform's, leading pads apart"
+    except ImportError:  # no torch
+        expected = None  # type: ignore[assignment]
     base = (await session.ask(question, max_tokens=1)).prompt_tokens
     wrong, seen = [], []
     for name, size, image in made():
@@ -190,18 +187,9 @@ async def accepted(session: Session, made: Callable[[], Iterator[images.Sample]]
         added = found.prompt_tokens - base
         seen.append(f"{name} {added}")
         # Pads (0 to 3) and the separator between image and text come on top of the block.
-        if expected and not 0 <= added - expected(*size) <= 5:
+        if expected is not None and not 0 <= added - expected(*size) <= 5:
             wrong.append(f"{name}: {added} tokens, block {expected(*size)}")
     return Verdict(not wrong, what, "; ".join(wrong or seen))
-
-
-def expected_tokens() -> Callable[[int, int], int] | None:
-    """Block length without leading pads, by the overlay's own code; None where torch is missing."""
-    try:
-        from vision_exp.preview import unpadded_length
-    except ModuleNotFoundError:
-        return None
-    return unpadded_length
 
 
 async def positions(session: Session) -> Verdict:
@@ -210,36 +198,36 @@ async def positions(session: Session) -> Verdict:
     Describing, counting and reading all pass on a server whose image tokens see each other only
     causally; answered coordinates then shrink towards the middle. So the slope is what is judged.
     """
-    rows: list[tuple[float, ...]] = []
+    rows: list[list[float]] = []
     unreadable = []
-    for x, y in ((x, y) for y in PLACES for x in PLACES):
+    for place in itertools.product(PLACES, PLACES):
+        x, y = (percent / 100 for percent in place)
         marker = part(disc("red", 7, 896, x, y, 0.03))
         text = (await session.ask(marker, POSITION, max_tokens=24)).text
         numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)]
-        if len(numbers) == 2:
-            rows.append((100 * x, 100 * y, *numbers))
-        else:
-            unreadable.append(text)
+        rows += [[*place, *numbers]] if len(numbers) == 2 else []
+        unreadable += [text] if len(numbers) != 2 else []
     what = "answered positions of a marker against its true ones, slope and error, "
     what += f"{len(rows)} of {len(PLACES) ** 2} places"
     # A whole row or column may be missing from few answers: of that side nothing would be known.
     if len(rows) < 20 or any(len({row[axis] for row in rows}) < len(PLACES) for axis in (0, 1)):
         detail = f"too few places, or none of a whole row or column: {len(unreadable)} unreadable"
         return Verdict(False, what, f"{detail}, as {unreadable[0]!r}")
-    good, detail, columns = True, "", list(zip(*rows, strict=True))
-    for axis, true, found in (("x", *columns[::2]), ("y", *columns[1::2])):
+    good, detail = True, f"{len(unreadable)} unreadable"
+    for axis in (0, 1):
+        true, found = [row[axis] for row in rows], [row[axis + 2] for row in rows]
         slope = statistics.linear_regression(true, found).slope
         error = statistics.fmean(abs(t - a) for t, a in zip(true, found, strict=True))
         good = good and SLOPES[0] <= slope <= SLOPES[1] and error <= LARGEST_ERROR
-        detail += f"{axis}: slope {slope:.3f}, mean error {error:.1f} %; "
-    return Verdict(good, what, f"{detail}{len(unreadable)} unreadable")
+        detail += f"; {'xy'[axis]}: slope {slope:.3f}, mean error {error:.1f} %"
+    return Verdict(good, what, detail)
 
 
 class Check(NamedTuple):
     """``missing``: why a server cannot be judged by it; empty where it can."""
 
     name: str
-    run: Callable[[Session], Awaitable[Verdict]]
+    run: Run
     missing: Callable[[Session], str] = lambda session: ""
 
 

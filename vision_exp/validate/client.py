@@ -19,12 +19,14 @@ import anyio.to_thread
 import httpx
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+Json = dict[str, Any]
+Bytes = AsyncIterator[bytes]
 #: What a user message is made of: texts, and content parts with images.
-Content = Sequence["str | dict[str, Any]"]
+Content = Sequence["str | Json"]
 MODELS, CHAT = "/models", "/chat/completions"
 #: Bytes of a reply: a hundred times what the longest answer asked for here takes.
 LARGEST_REPLY = 16 << 20
-LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 20}
+LOGPROBS: Json = {"logprobs": True, "top_logprobs": 20}
 #: HTTP status: the server takes no more requests now, whatever they ask.
 BUSY = 429
 
@@ -32,10 +34,7 @@ _certificates = functools.cache(ssl.create_default_context)
 
 
 class ServerError(Exception):
-    """What a server did in place of answering; ``status``: the one it gave, 0 for none.
-
-    ``target``: where a redirect leads.
-    """
+    """What a server did in place of answering; ``target``: where a redirect leads."""
 
     def __init__(self, message: str, status: int = 0, target: str = "") -> None:
         super().__init__(message)
@@ -61,10 +60,7 @@ class Refused(ServerError):
 
 @dataclass(frozen=True)
 class Answer:
-    """``tokens``: one dict per generated token, text -> log-probability, the chosen one first.
-
-    ``reasoning``: what a thinking model wrote before its text.
-    """
+    """``tokens``: one dict per generated token, text -> log-probability, the chosen one first."""
 
     text: str
     prompt_tokens: int
@@ -74,7 +70,6 @@ class Answer:
 
     @property
     def texts(self) -> tuple[str, str]:
-        """All that was generated, in words."""
         return self.reasoning, self.text
 
 
@@ -148,7 +143,7 @@ class Client:
     model: str = ""
     key: str = ""
     timeout: float = 120.0
-    fields: dict[str, Any] = field(default_factory=LOGPROBS.copy)
+    fields: Json = field(default_factory=LOGPROBS.copy)
 
     async def first_model(self) -> str:
         """The name of the first model that the server lists."""
@@ -158,32 +153,28 @@ class Client:
         """One greedy answer; ``options`` are those of `body`."""
         return (await self._read(Chat, CHAT, self.body(content, **options))).answer()
 
-    def body(
-        self, content: Content, max_tokens: int = 16, before: Sequence[Any] = (), **fields: Any
-    ) -> dict[str, Any]:
-        """A request of one user message; ``before`` it others, ``fields`` beside them."""
+    def body(self, content: Content, max_tokens: int = 16, **fields: Any) -> Json:
+        """A request of one user message; ``fields`` go beside it, or in its place."""
         parts = [{"type": "text", "text": p} if isinstance(p, str) else p for p in content]
-        messages = [*before, {"role": "user", "content": parts}]
+        messages = [{"role": "user", "content": parts}]
         body = {"model": self.model, "messages": messages, "max_tokens": max_tokens}
         return self.fields | body | {"temperature": 0} | fields
 
     @contextlib.asynccontextmanager
-    async def reply(
-        self, path: str, body: dict[str, Any] | None, **extensions: Any
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The bytes of a reply as they come; it is hung up on where they are left.
+    async def reply(self, path: str, body: Json | None, **extensions: Any) -> AsyncIterator[Bytes]:
+        """The bytes of a reply as they come, to hang up on; ``extensions`` are httpx's.
 
-        ``extensions`` are httpx's. The time is for the caller to bound.
+        The time is for the caller to bound.
         """
         asyncio.get_running_loop().getaddrinfo = _look_up  # type: ignore[method-assign]
-        url, method, broke = self.url + path, "POST" if body else "GET", ""
-        headers = {"Accept-Encoding": "identity"}  # what is counted is what comes
-        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        sent: dict[str, Any] = {"json": body, "headers": headers, "extensions": extensions}
+        url, broke = self.url + path, ""
+        sent: Json = {"json": body, "extensions": extensions}
+        sent["headers"] = {"Accept-Encoding": "identity"}  # what is counted is what comes
+        sent["headers"] |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
             async with (
                 httpx.AsyncClient(timeout=None, trust_env=False, verify=_certificates()) as http,
-                http.stream(method, url, **sent) as response,
+                http.stream("POST" if body else "GET", url, **sent) as response,
             ):
                 pieces = _bounded(response, url)
                 if response.status_code != 200:
@@ -208,7 +199,7 @@ class Client:
         raise TooLate(f"{url}: no whole reply within {self.timeout:g} s (--timeout)")
 
 
-async def _bounded(response: httpx.Response, url: str) -> AsyncIterator[bytes]:
+async def _bounded(response: httpx.Response, url: str) -> Bytes:
     async for data in response.aiter_raw():
         if response.num_bytes_downloaded > LARGEST_REPLY:
             raise BadReply(f"{url} sent a malformed reply: more than {LARGEST_REPLY} bytes")

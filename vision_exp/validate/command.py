@@ -1,7 +1,5 @@
 """The validator's command line, what it says, and its result file.
 
-What cannot be done is refused, with what to type.
-
 exit codes:
   0    no check failed: each passed or was skipped, with the reason
   1    a check failed
@@ -36,10 +34,7 @@ TIMEOUT, LONGEST_TIMEOUT = 120, 86400
 
 
 class Stop(Exception):
-    """A run that ends without a result: ``code`` is the exit code, ``hint`` the next command.
-
-    Without a hint it is the same command, printing elsewhere.
-    """
+    """A run that ends without a result: exit code, and the next command; its own with ``>FILE``."""
 
     def __init__(self, code: int, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -136,10 +131,7 @@ def parse(argv: list[str] | None) -> Options:
 
 
 def prepare(options: Options) -> None:
-    """Removes an earlier result, not to be taken for this run's, and tries if one can be written.
-
-    Devices and pipes stay. Raises Stop.
-    """
+    """Removes an earlier result, and tries if one can be written. Devices stay. Raises Stop."""
     path, fault, hint = options.json, "", f"{options.again(json=None)} --json FILE"
     try:
         if path and path.is_dir():

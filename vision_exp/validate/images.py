@@ -62,7 +62,6 @@ def part(image: Image.Image | bytes, form: str = "PNG") -> Part:
 
 
 def encode(image: Image.Image, form: str = "PNG") -> bytes:
-    """The bytes of a file."""
     sink = io.BytesIO()
     image.save(sink, format=form)
     return sink.getvalue()

@@ -94,10 +94,9 @@ def nearest(answer: Answer, group: list[Answer]) -> Distance:
 
 @dataclass(frozen=True)
 class Noise:
-    """How far answers to one request, asked alone, are from the nearest of their repeats.
+    """How far, in nats, answers to one request asked alone are from the nearest of their repeats.
 
-    ``moved``: the largest finite distance in nats. ``incomparable`` of ``repeats`` answers share
-    nothing with any other: then such a distance proves nothing about this server.
+    ``incomparable`` of them share nothing with any other: then that proves nothing of an answer.
     """
 
     moved: float = 0.0

@@ -6,20 +6,9 @@ import dataclasses
 import uuid
 from typing import Any
 
-from vision_exp.validate import images
+from vision_exp.validate import images, judge
 from vision_exp.validate.client import BUSY, LOGPROBS, Answer, Client, Content, Refused, ServerError
 from vision_exp.validate.command import say
-from vision_exp.validate.judge import (
-    FLOOR,
-    Good,
-    Noise,
-    Pair,
-    Reference,
-    Verdict,
-    all_same,
-    both,
-    noise_of,
-)
 
 NAME_COLOUR = "What colour is the disc? Answer with one word."
 #: Answers to a request alone, and to the same request with another image.
@@ -37,7 +26,6 @@ SENSE = {
     "What is 2 + 3? Answer with one digit.": "5",
     "What is the capital of France? Answer with one word.": "paris",
 }
-SENSE_TOKENS = 16
 
 
 class NoImages(ServerError):
@@ -55,25 +43,22 @@ class Session:
     client: Client
     incoherent_reason: str = ""
     warm_reason: str = ""
-    noise: Noise = Noise()
+    noise: judge.Noise = judge.Noise()
 
     async def ask(self, *content: str | images.Part, **options: Any) -> Answer:
         return await self.client.ask(content, **options)
 
     async def cold(self, *content: str | images.Part) -> Answer:
-        """Asked with a fresh ``cache_salt``, where the server takes one.
-
-        vLLM then passes its prefix cache; that another server does cannot be seen from here.
-        """
+        """Past vLLM's prefix cache, where the server takes a ``cache_salt``."""
         salt = {} if self.warm_reason else {"cache_salt": uuid.uuid4().hex}
         return await self.ask(*content, **salt)
 
     async def repeat(self, content: Content, times: int = REPEATS) -> list[Answer]:
         return [await self.cold(*content) for _ in range(times)]
 
-    async def reference(self, content: Content, other: Content) -> Reference:
+    async def reference(self, content: Content, other: Content) -> judge.Reference:
         """What ``content`` is answered alone; ``other`` is the same with another image."""
-        return Reference(await self.repeat(content), await self.repeat(other, CONTROLS))
+        return judge.Reference(await self.repeat(content), await self.repeat(other, CONTROLS))
 
     async def attempt(self, *content: str | images.Part, **options: Any) -> Answer | Refused:
         """One token, or the refusal of what was asked: not that the server is busy."""
@@ -84,13 +69,15 @@ class Session:
                 raise
             return error
 
-    def compare(self, pairs: list[Pair], what: str, detail: str = "", also: Good = True) -> Verdict:
+    def compare(
+        self, pairs: list[judge.Pair], what: str, detail: str = "", also: judge.Good = True
+    ) -> judge.Verdict:
         """Passed only if every answer is its reference's and ``also`` is true."""
-        good, note = all_same(pairs, self.noise)
+        good, note = judge.all_same(pairs, self.noise)
         how = "alone or cold: asked with a fresh cache_salt, which vLLM honours"
-        if self.warm_reason:
-            how = "without cache_salt, so any answer may be from the server's cache"
-        return Verdict(both(good, also), f"{what} ({how})", f"{detail}; {note}".removeprefix("; "))
+        how = "without cache_salt, any may be from the server's cache" if self.warm_reason else how
+        detail = f"{detail}; {note}".removeprefix("; ")
+        return judge.Verdict(judge.both(good, also), f"{what} ({how})", detail)
 
 
 def shows(colour: str, seed: int, question: str = NAME_COLOUR) -> Content:
@@ -109,7 +96,7 @@ async def explore(client: Client) -> Session:
         except Refused as error:
             if error.status not in UNKNOWN_FIELD or fields is FIELDS[-1]:
                 raise
-    answers = {q: await client.ask([q], max_tokens=SENSE_TOKENS) for q in SENSE}
+    answers = {q: await client.ask([q], max_tokens=16) for q in SENSE}
     salted = await Session(client).attempt("Hello", cache_salt="vision-exp")
     warm = "the server takes no cache_salt, so no answer is known to be cold"
     warm, incoherent = warm if isinstance(salted, Refused) else "", ""
@@ -118,21 +105,21 @@ async def explore(client: Client) -> Session:
         incoherent = "the model does not answer sense"
         if any(answer.reasoning and not answer.text for answer in answers.values()):
             asked = "although it was" if QUIET.items() <= client.fields.items() else "and cannot be"
-            most = f"reasoning and no content within {SENSE_TOKENS} tokens"
+            most = "reasoning and no content within 16 tokens"
             incoherent = f"the server gives {most}, {asked} asked not to think"
         texts = {question: answer.text or answer.reasoning for question, answer in answers.items()}
         say(f"As {incoherent} ({texts}), checks of content will be skipped.")
-    session, noise = Session(client, incoherent, warm), Noise()
+    session, noise = Session(client, incoherent, warm), judge.Noise()
     try:
         for index, colour in enumerate(images.COLOURS[:3]):
-            noise += noise_of(await session.repeat(shows(colour, 200 + index), times=4))
+            noise += judge.noise_of(await session.repeat(shows(colour, 200 + index), times=4))
     except Refused as error:
         if error.status in CALLER:
             raise
         does = "fails at an" if error.status >= 500 else "takes no"
         words = f"{client.url}: the model {client.model} answers text but {does} image"
         raise NoImages(f"{words}: {error.reply}", error.status) from error
-    if noise.incomparable or noise.limit > FLOOR:
+    if noise.incomparable or noise.limit > judge.FLOOR:
         say(
             f"Asked again alone, its answers move by {noise.moved:.2f} nats, or cannot be compared "
             f"({noise.incomparable} of {noise.repeats}): it is not reproducible. Answers further "

@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
 from pydantic_core import from_json
 
-from vision_exp.validate.client import CHAT, BadReply, Client, Content, Refused, TooLate
+from vision_exp.validate.client import CHAT, BadReply, Bytes, Client, Content, Refused, TooLate
 
 #: Seconds for which an answer is read after its first piece: one that was complete by then shows.
 LISTEN = 0.05
 #: Seconds after which a request is dropped that shall not have answered yet.
 EARLY = 0.02
-#: Where a choice of a piece may have text. A token may have none, but its log-probability.
-TEXTS: list[tuple[str, ...]] = [
-    ("delta", "content"),
-    ("delta", "reasoning"),
-    ("delta", "reasoning_content"),
-    ("logprobs",),
-]
+#: Fields of a piece that may have text.
+TEXTS = ("content", "reasoning", "reasoning_content")
 
 
 @dataclass
 class Cut:
-    """A stream at the moment of hanging up: pieces of text that had come, and why it had ended.
-
-    ``ended`` is empty while it was running; ``error`` tells what was wrong with the stream.
-    """
+    """A stream when it was hung up on: pieces of text so far, why it had ended, what was wrong."""
 
     pieces: int = 0
     ended: str = ""
     error: str = ""
 
     def read(self, data: bytes) -> None:
-        """One event."""
         if data == b"[DONE]":
             self.ended = "the stream was complete"
             return
@@ -50,7 +40,9 @@ class Cut:
         if error := _at(event, "error"):
             self.error = f"{error!r:.200}"
         choice = _at(event, "choices", 0)
-        self.pieces += any(_at(choice, *place) for place in TEXTS)  # the first has the role alone
+        # The first has the role alone. A token may have no text, but it has its log-probability.
+        texts = [_at(choice, "delta", name) for name in TEXTS]
+        self.pieces += any((*texts, _at(choice, "logprobs")))
         if reason := _at(choice, "finish_reason"):
             self.ended = f"the answer had ended ({reason!r:.80})"
 
@@ -64,10 +56,7 @@ def _at(holder: Any, *keys: str | int) -> Any:
 
 
 async def cancel(client: Client, content: Content, early: bool = False, **fields: Any) -> Cut:
-    """Starts a long streamed answer and hangs up soon after its first piece.
-
-    ``early``: before that piece, if it has not come by then. Raises ServerError.
-    """
+    """Hangs up on a long answer after its first piece, or before it. Raises ServerError."""
     body = client.body(content, max_tokens=400, stream=True, **fields)
     cut, events = Cut(), 0
     with anyio.move_on_after(client.timeout) as scope:
@@ -94,7 +83,7 @@ async def cancel(client: Client, content: Content, early: bool = False, **fields
     return cut
 
 
-async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _lines(pieces: Bytes) -> Bytes:
     """Lines, however they are cut up; the last may have no end."""
     rest = b""
     async for data in pieces:
