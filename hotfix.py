@@ -23,7 +23,7 @@ if os.path.dirname(os.path.abspath(__file__)) not in sys.path:  # python3 -I, PY
 
 from anchors import report
 from anchors.cli import output
-from anchors.cli.parser import PROGRAMS, build_parser
+from anchors.cli.parser import PROGRAMS, Parser, build_parser
 from anchors.engine import fast
 from anchors.engine.target import Target, discover
 from anchors.errors import (
@@ -55,6 +55,10 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.verb is None:
         parser.error("the following arguments are required: VERB")
     if arguments.verb in PROGRAMS:
+        if (sys.argv[1:] if argv is None else argv)[0] != arguments.verb:
+            # The program would not see it.
+            program = Parser(prog=f"hotfix.py {arguments.verb}")
+            program.error(f"options of {arguments.verb} stand after it, none before it")
         return _program(arguments)
     try:
         result = _guarded(arguments)

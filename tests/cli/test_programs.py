@@ -49,6 +49,22 @@ def test_validate(tmp_path: Path) -> None:
     assert done.returncode == 3 and "no usable server" in done.stderr
 
 
+@pytest.mark.parametrize("options", [["--json"], ["-v"], ["--root", "x"], ["--color", "auto"]])
+@pytest.mark.parametrize("verb", ["validate", "preview"])
+def test_an_option_before_a_program_is_refused(verb: str, options: list[str]) -> None:
+    """No program would see it, and its answer would be in another form than was asked for."""
+    command = [sys.executable, "-B", str(HOTFIX), *options, verb, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    message, hint = f"options of {verb} stand after it", f"python3 hotfix.py {verb} --help"
+    if "--json" in options:
+        error = json.loads(done.stdout)["error"]
+        assert message in error["message"] and error["hint"] == hint
+    else:
+        first, last = done.stderr.splitlines()
+        assert message in first and last == f"next: {hint}" and not done.stdout
+
+
 def test_a_closed_output_is_known_to_the_program() -> None:
     command = [sys.executable, "-B", str(HOTFIX), "validate", "--url", "http://127.0.0.1:9/v1"]
     line = f"{shlex.join(command)} >&-"

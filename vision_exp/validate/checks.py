@@ -7,21 +7,22 @@ those are no further away, nothing is concluded (`judge`).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import statistics
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from vision_exp.validate import images
-from vision_exp.validate.client import Content, Refused
+from vision_exp.validate.client import Answer, Content, Refused
 from vision_exp.validate.images import COLOURS, colours_named, disc, part
-from vision_exp.validate.judge import Reference, Verdict
-from vision_exp.validate.reply import Answer
+from vision_exp.validate.judge import Good, Reference, Verdict
 from vision_exp.validate.session import NAME_COLOUR, Session, shows
 from vision_exp.validate.stream import cancel, cancel_early
 
+Run = Callable[[Session], Awaitable[Verdict]]
 #: Its answer, too, depends on the image.
 IN_FRENCH = "What colour is the disc? Answer in French, with one word."
 LONG_STORY = "Tell a story about this picture, of at least a thousand words."
@@ -29,9 +30,8 @@ POSITION = (
     "The picture has one small red disc. Where is its centre? Answer with two whole numbers only: "
     "x in percent of the width from the left, then y in percent of the height from the top."
 )
-PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)
-#: Slopes of a working server were reported near 0.98, of a causal one near 0.3.
-SLOPES, LARGEST_ERROR = (0.85, 1.15), 8.0
+#: Slopes of a working server were reported near 0.98, of a causal one near 0.3; places in percent.
+PLACES, SLOPES, LARGEST_ERROR = (10, 30, 50, 70, 90), (0.85, 1.15), 8.0
 
 
 async def at_once(calls: list[Coroutine[Any, Any, Answer]]) -> list[Answer]:
@@ -48,13 +48,11 @@ async def concurrent(session: Session, count: int) -> Verdict:
     alone = [await session.repeat(content) for content in contents]
     others = [[a for other in alone if other is not mine for a in other] for mine in alone]
     pairs = list(zip(together, map(Reference, alone, others), strict=True))
-    what = f"{count} image requests at once against each alone, three times"
-    return session.compare(pairs, what)
+    return session.compare(pairs, f"{count} image requests at once against each alone")
 
 
 async def own_image(session: Session) -> Verdict:
-    contents = [shows(colour, 40 + index) for index, colour in enumerate(COLOURS)]
-    answers = await at_once([session.cold(*content) for content in contents])
+    answers = await at_once([session.cold(*shows(c, 40 + i)) for i, c in enumerate(COLOURS)])
     called = dict(zip(COLOURS, (answer.text for answer in answers), strict=True))
     wrong = [f"{c} called {text!r}" for c, text in called.items() if colours_named(text) != [c]]
     what = "the colour named against the colour drawn, six images at once, same question"
@@ -64,18 +62,14 @@ async def own_image(session: Session) -> Verdict:
 async def same_twice(session: Session) -> Verdict:
     one, twin, other = (part(disc(*each)) for each in (("red", 60), ("red", 61), ("blue", 60)))
     question = "Which colours do the discs in the two pictures have?"
-    shared = await session.ask(one, one, question)
-    two = (await session.ask(one, twin, question)).prompt_tokens
-    single = (await session.ask(one, question, max_tokens=1)).prompt_tokens
-    again = await session.ask(one, one, question)
+    asked = [[one, one], [one, twin], [one], [one, one]]
+    shared, two, single, again = [await session.ask(*shown, question) for shown in asked]
     reference = await session.reference([one, one, question], [other, other, question])
-    return session.compare(
-        [(shared, reference), (again, reference)],
-        "one image twice in a prompt: prompt length as for two, and more than for one; "
-        "answers as when asked cold",
-        f"{shared.prompt_tokens} and {two} prompt tokens, with one image {single}",
-        also=shared.prompt_tokens == two > single,
-    )
+    lengths = [answer.prompt_tokens for answer in (shared, two, single)]
+    what = "one image twice in a prompt: its length as for two, and more than for one; its answers"
+    detail = "{} and {} prompt tokens, with one image {}".format(*lengths)
+    counted = lengths[0] == lengths[1] > lengths[2]
+    return session.compare([(shared, reference), (again, reference)], what, detail, counted)
 
 
 async def offsets(session: Session) -> Verdict:
@@ -85,24 +79,22 @@ async def offsets(session: Session) -> Verdict:
     plain = [(await session.ask(text, max_tokens=1)).prompt_tokens for text in texts]
     shown = [await session.ask(text, green, NAME_COLOUR) for text in texts]
     pairs = [(a.prompt_tokens - n, n) for a, n in zip(shown, plain, strict=True)]
-    fits = any(len({e - (c - n) % 4 for e, n in pairs}) == 1 for c in range(4))
-    what = (
-        "prompt lengths of one image after eight texts against the rule of the leading pads; "
-        "a warm answer against cold ones"
-    )
-    if len({length % 4 for length in plain}) != 4:
-        return Verdict(None, what, f"the texts did not reach all four offsets: {plain}")
-    detail = f"tokens added {[extra for extra, _ in pairs]} after {plain}"
     wrong = [a.text for a in shown if colours_named(a.text) != ["green"]]
+    good: Good = any(len({e - (c - n) % 4 for e, n in pairs}) == 1 for c in range(4))
+    detail = f"tokens added {[extra for extra, _ in pairs]} after {plain}"
+    if len({length % 4 for length in plain}) != 4:
+        good, detail = None, f"the texts did not reach all four offsets: {plain}"
     if wrong and not session.incoherent_reason:
-        return Verdict(False, what, f"{detail}; green disc called {wrong[0]!r}")
+        good, detail = False, f"{detail}; green disc called {wrong[0]!r}"
     contents: list[Content] = [[texts[1], image, NAME_COLOUR] for image in (green, red)]
-    return session.compare([(shown[1], await session.reference(*contents))], what, detail, fits)
+    reference = await session.reference(*contents)
+    what = "prompt lengths of one image after eight texts against the rule of the leading pads; "
+    return session.compare([(shown[1], reference)], f"{what}a warm answer", detail, good)
 
 
 async def reordered(session: Session) -> Verdict:
-    red, blue = part(disc("red", 80)), part(disc("blue", 80))
     question = "Name the colours of the discs in order, separated by a comma."
+    red, blue = part(disc("red", 80)), part(disc("blue", 80))
     order: Content = [red, blue, question]
     other: Content = [blue, red, question]
     first, swapped, again = [await session.ask(*each) for each in (order, other, order)]
@@ -131,92 +123,73 @@ async def prefix_fork(session: Session) -> Verdict:
     return session.compare(list(zip(warm, [*cold, *cold], strict=True)), what)
 
 
-async def cancelled(session: Session) -> Verdict:
-    content = shows("black", 100)
+async def undisturbed(session: Session, colour: str, disturb: Run) -> Verdict:
+    """An answer before and after ``disturb``, which says whether that itself went as it must."""
+    content = shows(colour, 100)
     reference = await session.reference(content, shows("red", 100))
     before = await session.ask(*content)
-    cuts = [await cancel(session.client, shows("white", seed, LONG_STORY)) for seed in (101, 102)]
-    early = await cancel_early(session.client, shows("white", 103, LONG_STORY))
+    good, what, detail = await disturb(session)
+    pairs = [(answer, reference) for answer in (before, await session.ask(*content))]
+    return session.compare(pairs, f"an answer before and after {what}", detail, good)
+
+
+async def hang_up(session: Session) -> Verdict:
+    story = [shows("white", seed, LONG_STORY) for seed in (101, 102, 103)]
+    # vLLM's; without it a model may have nothing more to say after a word.
+    longer = {} if session.warm_reason else {"ignore_eos": True}
+    what = "two running answers were hung up on"
+    cuts = [await cancel(session.client, each, **longer) for each in story[:2]]
     for cut in cuts:
-        if cut.error or cut.ended:
+        if why := cut.error or cut.ended:
             good = False if cut.error or not cut.pieces else None
-            what = "two streamed answers: whether they ran when they were hung up on"
-            return Verdict(good, what, f"nothing was hung up on: {cut.error or cut.ended}")
-    what = "an answer before and after two running answers were hung up on"
+            return Verdict(good, what, f"nothing was hung up on: {why}")
     detail = f"hung up after {cuts[0].pieces} and {cuts[1].pieces} pieces"
-    if early.pieces or early.ended or early.error:
-        detail += f", none before its first ({early.error or early.ended or 'it had come'})"
-    else:
-        what += ", and a third before its first token"
-    after = await session.ask(*content)
-    return session.compare([(before, reference), (after, reference)], what, detail)
+    early = await cancel_early(session.client, story[2])
+    if why := early.error or early.ended or ("it had come" if early.pieces else ""):
+        return Verdict(True, what, f"{detail}, none before its first ({why})")
+    return Verdict(True, f"{what}, and a third before its first token", detail)
 
 
-async def bad_then_good(session: Session) -> Verdict:
-    content = shows("white", 110)
-    reference = await session.reference(content, shows("red", 110))
-    before = await session.ask(*content)
+async def send_bad(session: Session) -> Verdict:
     whole = images.encode(disc("red", 111))
     bad = {"no image": b"this is no image", "cut short": whole[: len(whole) // 2]}
     found = {name: await session.attempt(part(bad[name]), NAME_COLOUR) for name in bad}
     statuses = {name: outcome.status for name, outcome in found.items()}
-    return session.compare(
-        [(before, reference), (await session.ask(*content), reference)],
-        "the status of two bad images against 4xx; a good answer before and after",
-        f"{statuses}",
-        also=all(400 <= status < 500 for status in statuses.values()),
-    )
+    good = all(400 <= status < 500 for status in statuses.values())
+    return Verdict(good, "two bad images, and their status against 4xx", f"{statuses}")
 
 
 async def system_image(session: Session) -> Verdict:
     """Images belong to user messages; elsewhere they are an error, not a silent drop."""
-    system = {"role": "system", "content": [part(disc("red", 120))]}
-    status = (await session.attempt("Hello", before=[system])).status
+    said = {"system": [part(disc("red", 120))], "user": "Hello"}
+    messages = [{"role": role, "content": content} for role, content in said.items()]
+    status = (await session.attempt(messages=messages)).status
     what = "the status of an image in a system message against 400"
     return Verdict(status == 400, what, f"HTTP {status}")
 
 
-async def shapes(session: Session) -> Verdict:
-    """Every shape is taken, and costs the tokens that the released transform gives it."""
-    expected = expected_tokens()
-    what = "status of images of many shapes against 200" + (
-        ", their tokens against the released transform's, leading pads apart" if expected else ""
-    )
-    base = (await session.ask("What is it?", max_tokens=1)).prompt_tokens
+async def accepted(session: Session, made: Callable[[], Iterator[images.Sample]]) -> Verdict:
+    """Every image is taken, and costs the tokens that the released transform gives its size."""
+    question, what = "What is it?", "each image's status against 200"
+    try:
+        from vision_exp.preview import unpadded_length as expected
+
+        what += ", its tokens against the released transform's, leading pads apart"
+    except ImportError:  # no torch
+        expected = None  # type: ignore[assignment]
+    base = (await session.ask(question, max_tokens=1)).prompt_tokens
     wrong, seen = [], []
-    for size in images.SHAPES:
-        name = "{}x{}".format(*size)
-        found = await session.attempt(part(images.noise(*size, seed=size[0])), "What is it?")
+    for name, size, image in made():
+        found = await session.attempt(image, question)
         if isinstance(found, Refused):
             wrong.append(f"{name}: {found.reply}")
             continue
         added = found.prompt_tokens - base
         seen.append(f"{name} {added}")
         # Pads (0 to 3) and the separator between image and text come on top of the block.
-        if expected and not 0 <= added - expected(*size) <= 5:
+        if expected is not None and not 0 <= added - expected(*size) <= 5:
             wrong.append(f"{name}: {added} tokens, block {expected(*size)}")
     return Verdict(not wrong, what, "; ".join(wrong or seen))
-
-
-def expected_tokens() -> Callable[[int, int], int] | None:
-    """Block length without leading pads, by the overlay's own code; None where torch is missing."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        return None
-    from vision_exp.preview import unpadded_length
-
-    return unpadded_length
-
-
-async def formats(session: Session) -> Verdict:
-    parts = images.formats()
-    found = {name: await session.attempt(parts[name], "What is it?") for name in parts}
-    wrong = [
-        f"{name}: {error.reply}" for name, error in found.items() if isinstance(error, Refused)
-    ]
-    what = "status of images of many formats and colour modes against 200"
-    return Verdict(not wrong, what, "; ".join(wrong) or f"{len(parts)} accepted")
 
 
 async def positions(session: Session) -> Verdict:
@@ -225,36 +198,36 @@ async def positions(session: Session) -> Verdict:
     Describing, counting and reading all pass on a server whose image tokens see each other only
     causally; answered coordinates then shrink towards the middle. So the slope is what is judged.
     """
-    rows: list[tuple[float, ...]] = []
+    rows: list[list[float]] = []
     unreadable = []
-    for x, y in ((x, y) for y in PLACES for x in PLACES):
+    for place in itertools.product(PLACES, PLACES):
+        x, y = (percent / 100 for percent in place)
         marker = part(disc("red", 7, 896, x, y, 0.03))
         text = (await session.ask(marker, POSITION, max_tokens=24)).text
         numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)]
-        if len(numbers) == 2:
-            rows.append((100 * x, 100 * y, *numbers))
-        else:
-            unreadable.append(text)
+        rows += [[*place, *numbers]] if len(numbers) == 2 else []
+        unreadable += [text] if len(numbers) != 2 else []
     what = "answered positions of a marker against its true ones, slope and error, "
     what += f"{len(rows)} of {len(PLACES) ** 2} places"
     # A whole row or column may be missing from few answers: of that side nothing would be known.
     if len(rows) < 20 or any(len({row[axis] for row in rows}) < len(PLACES) for axis in (0, 1)):
         detail = f"too few places, or none of a whole row or column: {len(unreadable)} unreadable"
         return Verdict(False, what, f"{detail}, as {unreadable[0]!r}")
-    good, detail, columns = True, "", list(zip(*rows, strict=True))
-    for axis, true, found in (("x", *columns[::2]), ("y", *columns[1::2])):
+    good, detail = True, f"{len(unreadable)} unreadable"
+    for axis in (0, 1):
+        true, found = [row[axis] for row in rows], [row[axis + 2] for row in rows]
         slope = statistics.linear_regression(true, found).slope
         error = statistics.fmean(abs(t - a) for t, a in zip(true, found, strict=True))
         good = good and SLOPES[0] <= slope <= SLOPES[1] and error <= LARGEST_ERROR
-        detail += f"{axis}: slope {slope:.3f}, mean error {error:.1f} %; "
-    return Verdict(good, what, f"{detail}{len(unreadable)} unreadable")
+        detail += f"; {'xy'[axis]}: slope {slope:.3f}, mean error {error:.1f} %"
+    return Verdict(good, what, detail)
 
 
 class Check(NamedTuple):
     """``missing``: why a server cannot be judged by it; empty where it can."""
 
     name: str
-    run: Callable[[Session], Awaitable[Verdict]]
+    run: Run
     missing: Callable[[Session], str] = lambda session: ""
 
 
@@ -267,10 +240,10 @@ CHECKS = (
     Check("one image at every offset", offsets),
     Check("images in another order", reordered),
     Check("a prefix fork", prefix_fork, CACHE_SALT),
-    Check("a cancelled request", cancelled),
-    Check("a bad image, then a good one", bad_then_good),
+    Check("a cancelled request", partial(undisturbed, colour="black", disturb=hang_up)),
+    Check("a bad image, then a good one", partial(undisturbed, colour="white", disturb=send_bad)),
     Check("an image in a system message", system_image),
-    Check("images of all shapes", shapes),
-    Check("formats and colour modes", formats),
+    Check("images of all shapes", partial(accepted, made=images.shapes)),
+    Check("formats and colour modes", partial(accepted, made=images.formats)),
     Check("positions in an image", positions, COHERENT),
 )

@@ -6,15 +6,21 @@ import base64
 import io
 import random
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from PIL import Image, ImageDraw
 
 Part = dict[str, Any]
+#: A name, (width, height), and the image as a content part.
+Sample = tuple[str, tuple[int, int], Part]
 COLOURS = ("red", "green", "blue", "yellow", "black", "white")
 #: (width, height) that a server must take: tiny, huge, far from square, no multiple of anything.
 SHAPES = [(1, 1), (14, 14), (640, 480), (333, 777), (1920, 1080), (4000, 3000)]
 SHAPES += [(2000, 200), (200, 2000), (3000, 20), (20, 3000), (512, 4096), (1023, 127)]
+#: (mode, format) that clients send.
+FORMATS = [("RGB", form) for form in ("JPEG", "WEBP", "GIF", "BMP")]
+FORMATS += [("L", "PNG"), ("I;16", "PNG"), ("P", "PNG"), ("RGBA", "PNG"), ("CMYK", "JPEG")]
 
 
 def noise(width: int, height: int, seed: int) -> Image.Image:
@@ -34,23 +40,18 @@ def disc(
     return image
 
 
-def formats() -> dict[str, Part]:
-    """Modes and formats that clients send."""
-    base = disc("blue", 5, 300)
-    grey, transparent = base.convert("L"), base.convert("RGBA")
-    transparent.putalpha(128)
-    found = {name: (base, name) for name in ("JPEG", "WEBP", "GIF", "BMP")}
-    found |= {"grey PNG": (grey, "PNG"), "16-bit grey PNG": (grey.convert("I;16"), "PNG")}
-    found |= {"palette PNG": (base.convert("P"), "PNG"), "transparent PNG": (transparent, "PNG")}
-    found |= {"CMYK JPEG": (base.convert("CMYK"), "JPEG")}
-    return {name: part(image, form) for name, (image, form) in found.items()}
+def shapes() -> Iterator[Sample]:
+    for width, height in SHAPES:
+        yield f"{width}x{height}", (width, height), part(noise(width, height, seed=width))
 
 
-def encode(image: Image.Image, form: str = "PNG") -> bytes:
-    """The bytes of a file."""
-    sink = io.BytesIO()
-    image.save(sink, format=form)
-    return sink.getvalue()
+def formats() -> Iterator[Sample]:
+    for mode, form in FORMATS:
+        image = disc("blue", 5, 300)
+        image = (image.convert("L") if mode == "I;16" else image).convert(mode)
+        if mode == "RGBA":
+            image.putalpha(128)
+        yield f"{mode} {form}", image.size, part(image, form)
 
 
 def part(image: Image.Image | bytes, form: str = "PNG") -> Part:
@@ -58,6 +59,12 @@ def part(image: Image.Image | bytes, form: str = "PNG") -> Part:
     data = image if isinstance(image, bytes) else encode(image, form)
     url = f"data:image/{form.lower()};base64,{base64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def encode(image: Image.Image, form: str = "PNG") -> bytes:
+    sink = io.BytesIO()
+    image.save(sink, format=form)
+    return sink.getvalue()
 
 
 def colours_named(text: str) -> list[str]:

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vision_exp.validate.reply import Answer
+from vision_exp.validate.client import Answer
 
 #: Answers of one computation may move this far (nats) even where repeats alone do not: other
 #: requests in a batch round differently. Two tokens half a nat apart, and then the other way round.
@@ -26,17 +26,18 @@ MARGIN = 2.0
 LIKELY = 4.0
 #: What probabilities of all tokens may be short of, or beyond, one in a server's arithmetic.
 ROUNDING = 1e-6
+Good = bool | None
 
 
 class Verdict(NamedTuple):
     """``compared``: what was held against what; nothing beyond that was judged. None: skipped."""
 
-    good: bool | None
+    good: Good
     compared: str
     detail: str
 
 
-def both(*flags: bool | None) -> bool | None:
+def both(*flags: Good) -> Good:
     """False if one is False, else None if one is None."""
     return False if False in flags else None if None in flags else True
 
@@ -48,7 +49,9 @@ class Distance(NamedTuple):
     lower_bound: float
 
     def __str__(self) -> str:
-        return "shares nothing with" if math.isinf(self.nats) else f"is {self.nats:.2f} nats from"
+        least = "" if math.isfinite(self.nats) else " or more"
+        known = math.isfinite(self.lower_bound)
+        return f"is {self.lower_bound:.2f} nats{least} from" if known else "shares nothing with"
 
 
 SAME, INCOMPARABLE = Distance(0.0, 0.0), Distance(math.inf, math.inf)
@@ -65,7 +68,10 @@ def distance(left: Answer, right: Answer) -> Distance:
         if first != second and not (second in mine and first in other):
             there = mine[first] - mine.get(second, _unlisted(mine))
             return Distance(math.inf, there + other[second] - other.get(first, _unlisted(other)))
-        moved = max(moved, _spread(mine, other))
+        least = max(*mine.values(), *other.values()) - LIKELY
+        likely = [t for t in mine.keys() & other.keys() if max(mine[t], other[t]) >= least]
+        change = [0.0, *(mine[t] - other[t] for t in likely)]
+        moved = max(moved, max(change) - min(change))
         if first != second:
             return Distance(moved, moved)
     return Distance(moved, moved) if left.texts == right.texts else INCOMPARABLE
@@ -81,13 +87,6 @@ def _unlisted(listed: dict[str, float]) -> float:
     return min(math.log(max(left, ROUNDING)), *listed.values())
 
 
-def _spread(mine: dict[str, float], other: dict[str, float]) -> float:
-    least = max(*mine.values(), *other.values()) - LIKELY
-    shared = mine.keys() & other.keys()
-    change = [mine[t] - other[t] for t in shared if max(mine[t], other[t]) >= least]
-    return max(0.0, *change) - min(0.0, *change) if change else 0.0
-
-
 def nearest(answer: Answer, group: list[Answer]) -> Distance:
     """To the nearest of a group; of none that can be compared, the least lower bound."""
     return min((distance(answer, each) for each in group), default=INCOMPARABLE)
@@ -95,10 +94,9 @@ def nearest(answer: Answer, group: list[Answer]) -> Distance:
 
 @dataclass(frozen=True)
 class Noise:
-    """How far answers to one request, asked alone, are from the nearest of their repeats.
+    """How far, in nats, answers to one request asked alone are from the nearest of their repeats.
 
-    ``moved``: the largest finite distance in nats. ``incomparable`` of ``repeats`` answers share
-    nothing with any other: then such a distance proves nothing about this server.
+    ``incomparable`` of them share nothing with any other: then that proves nothing of an answer.
     """
 
     moved: float = 0.0
@@ -113,10 +111,6 @@ class Noise:
     def __add__(self, other: Noise) -> Noise:
         counts = self.incomparable + other.incomparable, self.repeats + other.repeats
         return Noise(max(self.moved, other.moved), *counts)
-
-    def __str__(self) -> str:
-        some = f", {self.incomparable} of {self.repeats} beyond comparison"
-        return f"{self.moved:.2f} nats{some if self.incomparable else ''}"
 
 
 def noise_of(repeats: list[Answer]) -> Noise:
@@ -136,7 +130,10 @@ class Reference(NamedTuple):
     what: str = "another image"
 
 
-def judge(answer: Answer, reference: Reference, noise: Noise) -> tuple[bool | None, str]:
+Pair = tuple[Answer, Reference]
+
+
+def judge(answer: Answer, reference: Reference, noise: Noise) -> tuple[Good, str]:
     """Whether an answer is the reference's, None where that cannot be concluded; and in words.
 
     ``noise``: of this server, from the reference's repeats and any others that are known.
@@ -145,41 +142,31 @@ def judge(answer: Answer, reference: Reference, noise: Noise) -> tuple[bool | No
         return None, "empty answers without log-probabilities prove nothing"
     moved = nearest(answer, reference.alone)
     control = min((nearest(each, reference.alone) for each in reference.others), default=SAME)
-    words = f"{answer.text!r} {moved} {reference.alone[0].text!r} as asked alone"
-    hidden = (
-        f"a wrong answer would not be distinguishable: an answer to {reference.what} {control} it"
-    )
     own = f"but so do {noise.incomparable} of {noise.repeats} repeats of one request alone"
-    limit = f"limit {noise.limit:.2f}"
-    if noise.incomparable and math.isinf(moved.nats):
-        return None, f"{words}, {own}"
-    if moved.lower_bound > noise.limit:
-        return False, f"{words}, {limit}"
-    if math.isinf(moved.nats):
-        return None, f"{words}, by {moved.lower_bound:.2f} nats or more, {limit}"
-    if noise.incomparable and math.isinf(control.nats):
-        return None, f"{hidden}, {own}"
-    if control.lower_bound <= noise.limit:
-        return None, f"{hidden}, by {control.lower_bound:.2f} nats or more, {limit}"
-    return True, words
+    words = f"{answer.text!r} {moved} {reference.alone[0].text!r} as asked alone"
+    other, limit = f"an answer to {reference.what} {control} it", f"limit {noise.limit:.2f}"
+    hidden = f"a wrong answer would not be distinguishable: {other}"
+    cases: list[tuple[bool, Good, str]] = [
+        (noise.incomparable > 0 and math.isinf(moved.nats), None, f"{words}, {own}"),
+        (moved.lower_bound > noise.limit, False, f"{words}, {limit}"),
+        (math.isinf(moved.nats), None, f"{words}, {limit}"),
+        (noise.incomparable > 0 and math.isinf(control.nats), None, f"{hidden}, {own}"),
+        (control.lower_bound <= noise.limit, None, f"{hidden}, {limit}"),
+        (True, True, f"{words}, {other}, {limit}"),
+    ]
+    return next((good, why) for holds, good, why in cases if holds)
 
 
-def all_same(pairs: list[tuple[Answer, Reference]], known: Noise) -> tuple[bool | None, str]:
+def all_same(pairs: list[Pair], known: Noise) -> tuple[Good, str]:
     """True only if every answer was judged, and right; and in words, with the counts.
 
     ``known``: the server's noise from other requests; the references' own comes on top.
     """
     known = sum((noise_of(reference.alone) for _, reference in pairs), known)
     found = [judge(answer, reference, known) for answer, reference in pairs]
-    good = both(*(good for good, _ in found))
+    good, judged = both(*(good for good, _ in found)), sum(each is not None for each, _ in found)
     equal = sum(any(a.texts) and a.texts in {b.texts for b in r.alone} for a, r in pairs)
-    judged = sum(good is not None for good, _ in found)
     words = [f"{equal} of {len(pairs)} texts equal"]
     words += [f"only {judged} of {len(pairs)} could be judged"] if judged < len(pairs) else []
-    words += list(dict.fromkeys(text for good, text in found if not good))[:3]
-    if good:
-        moved = max(nearest(answer, reference.alone) for answer, reference in pairs)
-        control = min(nearest(other, r.alone) for _, r in pairs for other in r.others)
-        words.append(f"at most {moved.nats:.2f} nats from the same request alone")
-        words.append(f"limit {known.limit:.2f}; an answer to {pairs[0][1].what} {control} it")
+    words += list(dict.fromkeys(text for each, text in found if each is good))[:3]
     return good, "; ".join(words)

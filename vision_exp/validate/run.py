@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import time
 from typing import Any
 from urllib.parse import urljoin
 
+from vision_exp.validate import command
 from vision_exp.validate.checks import CHECKS, Check
-from vision_exp.validate.client import Busy, Client, Refused, ServerError, TooLate
+from vision_exp.validate.client import BUSY, BadReply, Client, ServerError, TooLate
+from vision_exp.validate.command import COMMAND, EXAMPLE, Options, Stop, say
 from vision_exp.validate.judge import Verdict
-from vision_exp.validate.output import NO_SERVER, Stop, say
-from vision_exp.validate.reply import BadReply
 from vision_exp.validate.session import NoImages, Session, explore
-from vision_exp.validate.usage import COMMAND, EXAMPLE, LONGEST_TIMEOUT, Options
+
+Results = list[dict[str, Any]]
 
 
-async def everything(options: Options, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Runs all checks into ``results``; returns what is known of the server. Raises Stop."""
+def everything(options: Options) -> int:
+    """Runs all checks, says and writes what they found; returns the exit code. Raises Stop."""
+    results: Results = []
+    try:
+        session = asyncio.run(_judge(options, results))
+    except KeyboardInterrupt:
+        left = len(CHECKS) - len(results)
+        say(f"{_tally(results)[0]}; interrupted: of {left} checks nothing is known")
+        raise
+    words, counts = _tally(results)
+    say(words + ("; of what was skipped nothing is known" if counts["skipped"] else ""))
+    noise, found = session.noise, {"schema": 1, "url": options.url, "model": session.client.model}
+    found["trained"] = not session.incoherent_reason
+    found["noise_nats"] = None if noise.incomparable else noise.moved
+    found["noise"] = {"moved": noise.moved, "lost": noise.incomparable, "repeats": noise.repeats}
+    command.write(options, found | counts | {"checks": results})
+    return command.A_CHECK_FAILED if counts["failed"] else command.FINE
+
+
+async def _judge(options: Options, results: Results) -> Session:
     client = Client(options.url, options.model, options.api_key, options.timeout)
     try:
         session = await explore(client)
@@ -25,13 +45,13 @@ async def everything(options: Options, results: list[dict[str, Any]]) -> dict[st
         raise no_server(options, error) from error
     for check in CHECKS:
         results.append(await run(check, session))
-    noise = session.noise
-    return {
-        "model": session.client.model,
-        "trained": not session.incoherent_reason,
-        "noise_nats": None if noise.incomparable else noise.moved,
-        "noise": {"moved": noise.moved, "lost": noise.incomparable, "repeats": noise.repeats},
-    }
+    return session
+
+
+def _tally(results: Results) -> tuple[str, dict[str, int]]:
+    states = [result["state"] for result in results]
+    counts = {state: states.count(state) for state in ("passed", "failed", "skipped")}
+    return ", ".join(f"{count} {state}" for state, count in counts.items()), counts
 
 
 async def run(check: Check, session: Session) -> dict[str, Any]:
@@ -43,12 +63,9 @@ async def run(check: Check, session: Session) -> dict[str, Any]:
     try:
         missing = check.missing(session)
         found = Verdict(None, "nothing", missing) if missing else await check.run(session)
-    except Busy as error:
-        found = Verdict(None, "nothing, a request of this check was not taken", str(error))
-    except BadReply as error:
-        found = Verdict(False, "the form of an answer", str(error))
     except ServerError as error:
-        found = Verdict(False, "a request of this check against any answer", str(error))
+        good = None if error.status == BUSY else False
+        found = Verdict(good, "a request of this check against any whole answer", str(error))
     seconds = time.monotonic() - started
     state = {True: "passed", False: "failed", None: "skipped"}[found.good]
     say(f"{state:8} {check.name} ({seconds:.1f} s)")
@@ -59,35 +76,24 @@ async def run(check: Check, session: Session) -> dict[str, Any]:
 
 
 def no_server(options: Options, error: ServerError) -> Stop:
-    """The end of a run that could not begin."""
+    """The end of a run that could not begin, with the first hint whose condition holds."""
+    status, again, listed = error.status, options.again(), f"curl {options.url}/models"
+    longer = options.again(timeout=min(command.LONGEST_TIMEOUT, max(600, 2 * options.timeout)))
+    to = urljoin(f"{options.url}/models", error.target).removesuffix("/models")
+    base = isinstance(error, BadReply) or (status == 404 and not options.url.endswith("/v1"))
+    needs = "is vLLM patched, the model a Vision-Exp one, and the server started with"
+    hints = (
+        (base, f"{COMMAND} {EXAMPLE}   (an OpenAI-compatible server's base URL, with /v1)"),
+        (isinstance(error, TooLate), f"{longer}   (if the server is only slow; else see its log)"),
+        (status == BUSY, f"{again}   (later: the server is busy)"),
+        (status >= 500, f"{again}   (once the server's log shows why, and that is fixed)"),
+        (
+            isinstance(error, NoImages),
+            f"python3 hotfix.py status   ({needs} --limit-mm-per-prompt '{{\"image\":16}}'?)",
+        ),
+        (error.target, f"{COMMAND} --url {shlex.quote(to)}   (if you trust where this leads)"),
+        (status in (401, 403), options.again(api_key="KEY")),
+        (True, f"{listed}   (names the models; else start the server, or correct --url, --model)"),
+    )
     words = f"no usable server: {error}. Nothing was checked."
-    return Stop(NO_SERVER, words, _hint(options, error))
-
-
-def _hint(options: Options, error: ServerError) -> str:
-    again, listed = options.again(), f"curl {options.url}/models"
-    status = error.status if isinstance(error, (Refused, NoImages)) else 0
-    if isinstance(error, BadReply):
-        return f"{COMMAND} {EXAMPLE}   (the base URL of an OpenAI-compatible chat server)"
-    if isinstance(error, TooLate):
-        longer = options.again(timeout=min(LONGEST_TIMEOUT, max(600, 2 * options.timeout)))
-        return f"{longer}   (if the server is only slow; else see its log)"
-    if isinstance(error, Busy):
-        return f"{again}   (later: the server is busy)"
-    if status >= 500:
-        return f"{again}   (once the server's log shows why, and that is fixed)"
-    if isinstance(error, NoImages):
-        return (
-            "python3 hotfix.py status   (is vLLM patched, the model a Vision-Exp one, and the "
-            "server started with --limit-mm-per-prompt '{\"image\":16}'?)"
-        )
-    if isinstance(error, Refused) and 300 <= status < 400 and error.target:
-        base = urljoin(f"{options.url}/models", error.target).removesuffix("/models")
-        return f"{COMMAND} --url {shlex.quote(base)}   (if you trust where the redirect leads)"
-    if status in (401, 403):
-        return options.again(api_key="KEY")
-    if status == 404 and not options.url.endswith("/v1"):
-        return f"{COMMAND} {EXAMPLE}   (the base URL, up to and with /v1)"
-    if status == 404 and options.model:
-        return f"{listed}   (has the names that --model takes)"
-    return f"{listed}   (must list the models; else start the server, or correct --url)"
+    return Stop(command.NO_SERVER, words, next(hint for holds, hint in hints if holds))

@@ -6,11 +6,9 @@ import dataclasses
 import uuid
 from typing import Any
 
-from vision_exp.validate import images
-from vision_exp.validate.client import LOGPROBS, Client, Content, Refused, ServerError
-from vision_exp.validate.judge import FLOOR, Noise, Reference, Verdict, all_same, both, noise_of
-from vision_exp.validate.output import say
-from vision_exp.validate.reply import Answer
+from vision_exp.validate import images, judge
+from vision_exp.validate.client import BUSY, LOGPROBS, Answer, Client, Content, Refused, ServerError
+from vision_exp.validate.command import say
 
 NAME_COLOUR = "What colour is the disc? Answer with one word."
 #: Answers to a request alone, and to the same request with another image.
@@ -22,23 +20,16 @@ FEW = LOGPROBS | {"top_logprobs": 5}
 #: and more alternatives than they were started for.
 FIELDS = (QUIET | LOGPROBS, QUIET | FEW, LOGPROBS, FEW, QUIET, dict[str, Any]())
 #: Statuses by which they do, and those that are about the caller, not about an image.
-UNKNOWN_FIELD, WHO = (400, 422), (401, 403, 404)
+UNKNOWN_FIELD, CALLER = (400, 422), (401, 403, 404, BUSY)
 #: Text questions that any trained chat model answers; they decide whether content can be judged.
 SENSE = {
     "What is 2 + 3? Answer with one digit.": "5",
     "What is the capital of France? Answer with one word.": "paris",
 }
-SENSE_TOKENS = 16
 
 
 class NoImages(ServerError):
     """The server answered text, and refused the same with an image."""
-
-    def __init__(self, client: Client, error: Refused) -> None:
-        does = "fails at an" if error.status >= 500 else "takes no"
-        model = f"{client.url}: the model {client.model}"
-        super().__init__(f"{model} answers text but {does} image: {error.reply}")
-        self.status = error.status
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,40 +43,41 @@ class Session:
     client: Client
     incoherent_reason: str = ""
     warm_reason: str = ""
-    noise: Noise = Noise()
+    noise: judge.Noise = judge.Noise()
 
     async def ask(self, *content: str | images.Part, **options: Any) -> Answer:
         return await self.client.ask(content, **options)
 
     async def cold(self, *content: str | images.Part) -> Answer:
-        """Asked with a fresh ``cache_salt``, where the server takes one.
-
-        vLLM then passes its prefix cache; that another server does cannot be seen from here.
-        """
-        return await self.ask(*content, salt="" if self.warm_reason else uuid.uuid4().hex)
+        """Past vLLM's prefix cache, where the server takes a ``cache_salt``."""
+        salt = {} if self.warm_reason else {"cache_salt": uuid.uuid4().hex}
+        return await self.ask(*content, **salt)
 
     async def repeat(self, content: Content, times: int = REPEATS) -> list[Answer]:
         return [await self.cold(*content) for _ in range(times)]
 
-    async def reference(self, content: Content, other: Content) -> Reference:
+    async def reference(self, content: Content, other: Content) -> judge.Reference:
         """What ``content`` is answered alone; ``other`` is the same with another image."""
-        return Reference(await self.repeat(content), await self.repeat(other, CONTROLS))
+        return judge.Reference(await self.repeat(content), await self.repeat(other, CONTROLS))
 
     async def attempt(self, *content: str | images.Part, **options: Any) -> Answer | Refused:
+        """One token, or the refusal of what was asked: not that the server is busy."""
         try:
             return await self.ask(*content, max_tokens=1, **options)
         except Refused as error:
+            if error.status == BUSY:
+                raise
             return error
 
     def compare(
-        self, pairs: list[tuple[Answer, Reference]], what: str, detail: str = "", also: bool = True
-    ) -> Verdict:
+        self, pairs: list[judge.Pair], what: str, detail: str = "", also: judge.Good = True
+    ) -> judge.Verdict:
         """Passed only if every answer is its reference's and ``also`` is true."""
-        good, note = all_same(pairs, self.noise)
+        good, note = judge.all_same(pairs, self.noise)
         how = "alone or cold: asked with a fresh cache_salt, which vLLM honours"
-        if self.warm_reason:
-            how = "without cache_salt, so any answer may be from the server's cache"
-        return Verdict(both(good, also), f"{what} ({how})", f"{detail}; {note}".removeprefix("; "))
+        how = "without cache_salt, any may be from the server's cache" if self.warm_reason else how
+        detail = f"{detail}; {note}".removeprefix("; ")
+        return judge.Verdict(judge.both(good, also), f"{what} ({how})", detail)
 
 
 def shows(colour: str, seed: int, question: str = NAME_COLOUR) -> Content:
@@ -94,56 +86,44 @@ def shows(colour: str, seed: int, question: str = NAME_COLOUR) -> Content:
 
 
 async def explore(client: Client) -> Session:
-    """Asks for the model's name, the fields that are accepted, sense and noise.
-
-    Raises ServerError.
-    """
+    """Asks for the model's name, accepted fields, sense and noise. Raises ServerError."""
     client = dataclasses.replace(client, model=client.model or await client.first_model())
-    client = await _accepted(client, FIELDS)
-    answers = {q: await client.ask([q], max_tokens=SENSE_TOKENS) for q in SENSE}
-    incoherent = _incoherent_reason(answers, client)
-    salted = await Session(client).attempt("Hello", salt="vision-exp")
+    for fields in FIELDS:
+        client = dataclasses.replace(client, fields=fields)
+        try:
+            await client.ask(["Hello"], max_tokens=1)
+            break
+        except Refused as error:
+            if error.status not in UNKNOWN_FIELD or fields is FIELDS[-1]:
+                raise
+    answers = {q: await client.ask([q], max_tokens=16) for q in SENSE}
+    salted = await Session(client).attempt("Hello", cache_salt="vision-exp")
     warm = "the server takes no cache_salt, so no answer is known to be cold"
+    warm, incoherent = warm if isinstance(salted, Refused) else "", ""
     say(f"model {client.model} at {client.url}")
-    if incoherent:
+    if not all(SENSE[question] in answer.text.lower() for question, answer in answers.items()):
+        incoherent = "the model does not answer sense"
+        if any(answer.reasoning and not answer.text for answer in answers.values()):
+            asked = "although it was" if QUIET.items() <= client.fields.items() else "and cannot be"
+            most = "reasoning and no content within 16 tokens"
+            incoherent = f"the server gives {most}, {asked} asked not to think"
         texts = {question: answer.text or answer.reasoning for question, answer in answers.items()}
-        reason = incoherent[0].upper() + incoherent[1:]
-        say(f"{reason} ({texts}): checks of content will be skipped.")
-    session = Session(client, incoherent, warm if isinstance(salted, Refused) else "")
-    noise = Noise()
+        say(f"As {incoherent} ({texts}), checks of content will be skipped.")
+    session, noise = Session(client, incoherent, warm), judge.Noise()
     try:
         for index, colour in enumerate(images.COLOURS[:3]):
-            noise += noise_of(await session.repeat(shows(colour, 200 + index), times=4))
+            noise += judge.noise_of(await session.repeat(shows(colour, 200 + index), times=4))
     except Refused as error:
-        raise error if error.status in WHO else NoImages(client, error) from error
-    if noise.incomparable or noise.limit > FLOOR:
+        if error.status in CALLER:
+            raise
+        does = "fails at an" if error.status >= 500 else "takes no"
+        words = f"{client.url}: the model {client.model} answers text but {does} image"
+        raise NoImages(f"{words}: {error.reply}", error.status) from error
+    if noise.incomparable or noise.limit > judge.FLOOR:
         say(
-            f"Asked again alone, its answers move by {noise}: it is not reproducible. Answers "
-            f"further away than {noise.limit:.2f} nats count as others, and where answers to "
-            "another image are not, nothing is judged."
+            f"Asked again alone, its answers move by {noise.moved:.2f} nats, or cannot be compared "
+            f"({noise.incomparable} of {noise.repeats}): it is not reproducible. Answers further "
+            f"away than {noise.limit:.2f} nats count as others, and where answers to another image "
+            "are not, nothing is judged."
         )
     return dataclasses.replace(session, noise=noise)
-
-
-async def _accepted(client: Client, choice: tuple[dict[str, Any], ...]) -> Client:
-    """With the first fields that the server takes. Raises what it says to the last of them."""
-    client = dataclasses.replace(client, fields=choice[0])
-    try:
-        await client.ask(["Hello"], max_tokens=1)
-    except Refused as error:
-        if error.status not in UNKNOWN_FIELD or not choice[1:]:
-            raise
-        return await _accepted(client, choice[1:])
-    return client
-
-
-def _incoherent_reason(answers: dict[str, Answer], client: Client) -> str:
-    if all(SENSE[question] in answer.text.lower() for question, answer in answers.items()):
-        return ""
-    if any(answer.reasoning and not answer.text for answer in answers.values()):
-        asked = "and it does not take chat_template_kwargs, which would stop its thinking"
-        if QUIET.items() <= client.fields.items():
-            asked = "although it was asked not to think"
-        return f"the server gives reasoning and no content within {SENSE_TOKENS} tokens, {asked}"
-    some = any(answer.text for answer in answers.values())
-    return "the model does not answer sense" if some else "the server's answers are empty"

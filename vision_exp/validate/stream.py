@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 from pydantic_core import from_json
 
-from vision_exp.validate.client import CHAT, Busy, Client, Content, Refused, TooLate
-from vision_exp.validate.reply import BadReply
-from vision_exp.validate.session import UNKNOWN_FIELD
+from vision_exp.validate.client import CHAT, BadReply, Bytes, Client, Content, Refused, TooLate
 
 #: Seconds for which an answer is read after its first piece: one that was complete by then shows.
 LISTEN = 0.05
@@ -24,53 +22,29 @@ TEXTS = ("content", "reasoning", "reasoning_content")
 
 @dataclass
 class Cut:
-    """A stream at the moment of hanging up: pieces of text that had come, and why it had ended.
-
-    ``ended`` is empty while it was running; ``error`` tells what was wrong with the stream;
-    ``rest`` is the start of a line.
-    """
+    """A stream when it was hung up on: pieces of text so far, why it had ended, what was wrong."""
 
     pieces: int = 0
     ended: str = ""
     error: str = ""
-    rest: bytes = field(default=b"", compare=False)
-    seen: bool = field(default=False, compare=False)
 
-    def feed(self, data: bytes) -> None:
-        """Reads server-sent events as they come in, however they are cut up."""
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                self.seen = True
-                self._read(line[5:].strip())
-
-    def close(self) -> None:
-        """The server sent all it had."""
-        start = self.rest.strip()[:60]
-        self.feed(b"\n")  # the last line may have no end
-        if not self.seen:
-            self.ended = f"the reply was no stream of events but {start!r}"
-        elif not (self.ended or self.error):
-            self.error = f"cut off after {self.pieces} pieces, without finish_reason or [DONE]"
-
-    def _read(self, data: bytes) -> None:
+    def read(self, data: bytes) -> None:
         if data == b"[DONE]":
-            self.ended = self.ended or "the stream was complete"
+            self.ended = "the stream was complete"
             return
         try:
             event = from_json(data)
         except ValueError:  # also where it is nested too deeply
             self.error = f"an event was no JSON that can be read: {data[:60]!r}"
             return
-        if _at(event, "error"):
-            self.error = f"{event['error']!r:.200}"
+        if error := _at(event, "error"):
+            self.error = f"{error!r:.200}"
         choice = _at(event, "choices", 0)
-        # The first event has the role alone. A token may have no text, but it has its
-        # log-probability.
+        # The first has the role alone. A token may have no text, but it has its log-probability.
         texts = [_at(choice, "delta", name) for name in TEXTS]
         self.pieces += any((*texts, _at(choice, "logprobs")))
-        if _at(choice, "finish_reason"):
-            self.ended = f"the answer had ended ({choice['finish_reason']!r:.80})"
+        if reason := _at(choice, "finish_reason"):
+            self.ended = f"the answer had ended ({reason!r:.80})"
 
 
 def _at(holder: Any, *keys: str | int) -> Any:
@@ -81,51 +55,47 @@ def _at(holder: Any, *keys: str | int) -> Any:
         return None
 
 
-async def cancel(client: Client, content: Content) -> Cut:
-    """Starts a long streamed answer and hangs up soon after its first piece. Raises ServerError."""
-    try:
-        # vLLM's; without it a model may have nothing more to say after a word.
-        return await _hang_up(client, content, ignore_eos=True)
-    except Refused as error:
-        if error.status not in UNKNOWN_FIELD:
-            raise
-        return await _hang_up(client, content)
-
-
-async def cancel_early(client: Client, content: Content) -> Cut:
-    """Sends a request and hangs up before its first token, if none has come by then.
-
-    A refusal is the stream's error. Raises Unreachable.
-    """
-    try:
-        return await _hang_up(client, content, EARLY)
-    except (BadReply, Busy, Refused) as error:
-        return Cut(error=str(error))
-
-
-async def _hang_up(client: Client, content: Content, early: float = 0, **fields: Any) -> Cut:
-    body = client.body(content, max_tokens=400) | {"stream": True} | fields
-    cut, bounded = Cut(), False
+async def cancel(client: Client, content: Content, early: bool = False, **fields: Any) -> Cut:
+    """Hangs up on a long answer after its first piece, or before it. Raises ServerError."""
+    body = client.body(content, max_tokens=400, stream=True, **fields)
+    cut, events = Cut(), 0
     with anyio.move_on_after(client.timeout) as scope:
-
-        def within(seconds: float) -> None:
-            nonlocal bounded
-            if not bounded:
-                bounded, scope.deadline = True, anyio.current_time() + seconds
+        whole = scope.deadline
 
         async def trace(event: str, _: Any) -> None:
             if early and event == "http11.send_request_body.complete":
-                within(early)
+                scope.deadline = anyio.current_time() + EARLY
 
         async with client.reply(CHAT, body, trace=trace) as pieces:
-            async for data in pieces:
-                cut.feed(data)
+            async for line in _lines(pieces):
+                if line.startswith(b"data:"):
+                    events += 1
+                    cut.read(line[5:].strip())
                 if cut.ended or cut.error or (early and cut.pieces):
                     return cut
-                if cut.pieces:
-                    within(LISTEN)
-            cut.close()
-    if scope.cancelled_caught and not bounded:
+                if cut.pieces and scope.deadline == whole:
+                    scope.deadline = anyio.current_time() + LISTEN
+        cut.ended = "" if events else f"the reply was no stream of events but {line[:60]!r}"
+        cut.error = f"cut off after {cut.pieces} pieces, without an end" if events else ""
+    if scope.cancelled_caught and scope.deadline == whole:
         late = f"no piece of a streamed answer within {client.timeout:g} s (--timeout)"
         raise TooLate(f"{client.url}{CHAT}: {late}")
     return cut
+
+
+async def _lines(pieces: Bytes) -> Bytes:
+    """Lines, however they are cut up; the last may have no end."""
+    rest = b""
+    async for data in pieces:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+    yield rest
+
+
+async def cancel_early(client: Client, content: Content) -> Cut:
+    """As `cancel` does early; a refusal is the stream's error."""
+    try:
+        return await cancel(client, content, early=True)
+    except (BadReply, Refused) as error:
+        return Cut(error=str(error))

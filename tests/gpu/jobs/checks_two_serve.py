@@ -79,7 +79,7 @@ def clients(seconds: float) -> tuple[bool, str]:
             shown = sum(part.startswith("data:") for part in parts)
             try:
                 salt = uuid.uuid4().hex
-                asked = client.ask(message(*parts)[0]["content"], max_tokens=8, salt=salt)
+                asked = client.ask(message(*parts)[0]["content"], max_tokens=8, cache_salt=salt)
                 answer = asyncio.run(asked)
             except Exception as error:  # noqa: BLE001 - reported, with what was answered before
                 return count, images, f"client {index}: {type(error).__name__}: {error}"[:300]

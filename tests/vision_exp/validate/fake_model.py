@@ -20,7 +20,8 @@ import numpy as np
 from PIL import Image, ImageColor
 
 from vision_exp.layout import leading_pads
-from vision_exp.validate import checks, images
+from vision_exp.preview import unpadded_length
+from vision_exp.validate import images
 
 FAULTS = {
     "collapsed y": "positions in an image",
@@ -126,7 +127,6 @@ class Model:
         self.broken = self.crowded = False
         self.visitors = 0
         self.cache: dict[str, str] = {}
-        self.block = checks.expected_tokens()
 
     def answer(self, body: dict[str, Any]) -> Reply:
         self.look_at_fields(body)
@@ -230,7 +230,7 @@ class Model:
             if self.fault == "twin shares a block" and key in seen:
                 continue
             seen.add(key)
-            block = self.block(image.width, image.height)
+            block = unpadded_length(image.width, image.height)
             block += 40 if self.fault == "wrong length" else 0
             pads = 0 if self.fault == "no leading pads" else leading_pads(position)
             position += block + pads

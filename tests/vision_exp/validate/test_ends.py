@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vision_exp.validate import output, usage
+from vision_exp.validate import command
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -51,20 +51,20 @@ def test_an_interrupt_ends_it_at_once(times: int, tmp_path: Path) -> None:
         finally:
             process.kill()
     assert time.monotonic() - started < AT_ONCE
-    assert process.returncode == output.INTERRUPTED
+    assert process.returncode == command.INTERRUPTED
     assert "Traceback" not in errors and "ignored" not in errors
     assert told.startswith("0 passed, 0 failed, 0 skipped; interrupted: of 13 checks")
     first, last = errors.splitlines()
     assert first.startswith("[vision-exp] interrupted")
-    typed = shlex.split(last.removeprefix(f"next: {usage.COMMAND} "))
-    assert usage.parse(typed).url == url
+    typed = shlex.split(last.removeprefix(f"next: {command.COMMAND} "))
+    assert command.parse(typed).url == url
     assert not out.exists()
 
 
 def _ends(redirection: str, url: str) -> tuple[int, str]:
-    command = f"{shlex.join([*COMMAND, url])} {redirection}"
+    line = f"{shlex.join([*COMMAND, url])} {redirection}"
     done = subprocess.run(
-        ["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
+        ["/bin/sh", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert "Traceback" not in done.stderr and "ignored" not in done.stderr
     return done.returncode, done.stderr
@@ -73,10 +73,10 @@ def _ends(redirection: str, url: str) -> tuple[int, str]:
 def test_what_cannot_be_printed_is_no_result() -> None:
     with fake_server.serving() as url:
         code, words = _ends(">/dev/full", url)
-        assert code == output.NOT_WRITTEN
+        assert code == command.NOT_WRITTEN
         assert "No space left on device" in words and f"--url {url} >FILE" in words
         code, words = _ends(">&-", url)
-        assert code == output.NOT_WRITTEN
+        assert code == command.NOT_WRITTEN
         assert "standard output is closed" in words and f"--url {url} >FILE" in words
 
 
@@ -87,11 +87,11 @@ def test_a_package_that_is_missing_is_named(module: str, package: str, tmp_path:
     out = tmp_path / "a.json"
     words = [f"import runpy, sys; sys.modules[{module!r}] = None; sys.argv[1:] = sys.argv[2:]"]
     words += ["runpy.run_module('vision_exp.validate', run_name='__main__')"]
-    command = [sys.executable, "-c", "; ".join(words), "-", "--url", "http://127.0.0.1:9/v1"]
+    argv = [sys.executable, "-c", "; ".join(words), "-", "--url", "http://127.0.0.1:9/v1"]
     done = subprocess.run(
-        [*command, "--json", str(out)], cwd=ROOT, capture_output=True, text=True, check=False
+        [*argv, "--json", str(out)], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == output.ENVIRONMENT
+    assert done.returncode == command.ENVIRONMENT
     first, last = done.stderr.splitlines()
     assert f"the package {package} is missing. Nothing was checked." in first
     assert last.startswith(f"next: python3 -m pip install {package} ")

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from vision_exp.validate.client import Answer, BadReply, Chat, parse
 from vision_exp.validate.judge import (
     Noise,
     Reference,
@@ -16,7 +17,6 @@ from vision_exp.validate.judge import (
     judge,
     noise_of,
 )
-from vision_exp.validate.reply import Answer, BadReply, Chat, parse
 
 RED = {"red": -0.1, "blue": -2.5}
 BLUE = {"blue": -0.1, "red": -2.5}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vision_exp.validate import output, run, usage
+from vision_exp.validate import command, run
 from vision_exp.validate.__main__ import main
 from vision_exp.validate.checks import CHECKS, Check
 from vision_exp.validate.client import Refused, TooLate
@@ -65,7 +65,7 @@ def test_bad_usage(
     argv: list[str], cause: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, first, last = _refusal(capsys, *argv)
-    assert code == output.USAGE
+    assert code == command.USAGE
     assert cause in first
     assert hint in last
     assert "secret" not in first and "cd" not in first.partition("--api-key")[2]
@@ -75,15 +75,15 @@ def test_a_file_for_the_result_is_looked_at_before_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, first, last = _refusal(capsys, "--url", NOBODY, "--json", str(tmp_path))
-    assert code == output.USAGE
+    assert code == command.USAGE
     assert "is a folder" in first and f"--json {tmp_path / 'validate.json'}" in last
     missing = tmp_path / "none"
     code, first, last = _refusal(capsys, "--url", NOBODY, "--json", str(missing / "a.json"))
-    assert code == output.USAGE
+    assert code == command.USAGE
     assert f"there is no folder {missing}" in first and last == f"next: mkdir -p {missing}"
     assert not missing.exists()
     code, _, _ = _refusal(capsys, "--url", NOBODY, "--json", str(tmp_path / "a.json"))
-    assert code == output.NO_SERVER
+    assert code == command.NO_SERVER
     assert not (tmp_path / "a.json").exists()
 
 
@@ -99,7 +99,7 @@ def test_a_result_that_cannot_be_written_after_all(
 
     monkeypatch.setattr(run, "CHECKS", (Check("the folder goes", removes),))
     with fake_server.serving() as url:
-        assert main(["--url", url, "--json", str(out)]) == output.NOT_WRITTEN
+        assert main(["--url", url, "--json", str(out)]) == command.NOT_WRITTEN
     assert "cannot be written" in capsys.readouterr().err.splitlines()[0]
 
 
@@ -118,13 +118,13 @@ def test_a_result_that_cannot_be_written_after_all(
 def test_malformed_replies(fault: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server.serving(fault) as url:
         code, first, _ = _refusal(capsys, "--url", url)
-    assert code == output.NO_SERVER
+    assert code == command.NO_SERVER
     assert url + words.format("sent a malformed reply: ") in first
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     code, first, last = _refusal(capsys, "--url", NOBODY, "--timeout", "2")
-    assert code == output.NO_SERVER
+    assert code == command.NO_SERVER
     assert "no usable server" in first and NOBODY in first
     assert f"curl {NOBODY}/models" in last
 
@@ -132,13 +132,13 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("host", ["[fe80::1%25nowhere]", "x" * 70, ".odd"])
 def test_hosts_that_cannot_be(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, _ = _refusal(capsys, "--url", f"http://{host}/v1", "--timeout", "2")
-    assert code == output.NO_SERVER
+    assert code == command.NO_SERVER
 
 
 def test_a_base_url_without_its_path(capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server.serving("paths count") as url:
         code, first, last = _refusal(capsys, "--url", url.removesuffix("/v1"))
-    assert code == output.NO_SERVER
+    assert code == command.NO_SERVER
     assert "HTTP 404" in first and "/v1" in last
 
 
@@ -160,7 +160,7 @@ def test_an_error_of_the_tool_is_no_failed_check(
     monkeypatch.setattr(run, "everything", broken)
     with pytest.raises(SystemExit) as stopped:
         main(["--url", NOBODY])
-    assert stopped.value.code == output.UNEXPECTED
+    assert stopped.value.code == command.UNEXPECTED
     assert "an error inside this tool" in capsys.readouterr().err
 
 
@@ -178,13 +178,13 @@ def test_servers_of_no_use_get_a_next_step(
 ) -> None:
     with fake_server.serving(fault) as url:
         code, first, last = _refusal(capsys, "--url", url)
-    assert code == output.NO_SERVER
+    assert code == command.NO_SERVER
     assert cause in first and "Nothing was checked." in first
     assert hint in last
 
 
 def test_a_redirect_and_a_slow_server_get_a_next_step() -> None:
-    options = usage.Options("http://h/v1", "m o", "secret", 2000, Path("a.json"))
+    options = command.Options("http://h/v1", "m o", "secret", 2000, Path("a.json"))
     moved = no_server(
         options, Refused("http://h/v1/models", 301, "", "https://else/base/v1/models")
     )
@@ -192,7 +192,7 @@ def test_a_redirect_and_a_slow_server_get_a_next_step() -> None:
     assert "--url https://else/base/v1 " in moved.hint
     slow = no_server(options, TooLate("late")).hint
     asked = "--url http://h/v1 --model 'm o' --api-key KEY --timeout 4000 --json a.json"
-    assert f"{usage.COMMAND} {asked} " in slow
+    assert f"{command.COMMAND} {asked} " in slow
 
 
 def test_a_servers_words_stay_on_their_line(
@@ -201,9 +201,9 @@ def test_a_servers_words_stay_on_their_line(
     monkeypatch.setattr(run, "CHECKS", ())
     forged = "m\n\x1b[2Jpassed   everything"
     with fake_server.serving(name=forged) as url:
-        assert main(["--url", url]) == output.FINE
+        assert main(["--url", url]) == command.FINE
     with fake_server.serving("no pictures", name=forged) as url:
-        assert main(["--url", url]) == output.NO_SERVER
+        assert main(["--url", url]) == command.NO_SERVER
     told = capsys.readouterr()
     assert "\x1b" not in told.out + told.err
     lines = (told.out + told.err).splitlines()
@@ -215,9 +215,9 @@ def test_an_earlier_result_does_not_outlive_a_run(tmp_path: Path) -> None:
     out = tmp_path / "a.json"
     out.write_text('{"failed": 0}')
     # Refused before anything is asked: the options were not accepted.
-    assert main(["--url", "x", "--json", str(out)]) == output.USAGE
+    assert main(["--url", "x", "--json", str(out)]) == command.USAGE
     assert out.exists()
-    assert main(["--url", NOBODY, "--json", str(out)]) == output.NO_SERVER
+    assert main(["--url", NOBODY, "--json", str(out)]) == command.NO_SERVER
     assert not list(tmp_path.iterdir())
 
 
@@ -231,15 +231,16 @@ def test_a_result_is_written_whole_or_not_at_all(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(output.Stop, match="No space left on device"):
-        output.write(path, "", {"failed": 0})
+    with pytest.raises(command.Stop, match="No space left on device"):
+        command.write(command.Options("http://h", json=path), {"failed": 0})
     assert not list(tmp_path.iterdir())
 
 
 def test_a_device_for_the_result_stays() -> None:
     path = Path("/dev/null")
-    output.remove_old(path, "")
-    output.write(path, "", {"failed": 0})
+    options = command.Options("http://h", json=path)
+    command.prepare(options)
+    command.write(options, {"failed": 0})
     assert path.is_char_device()
 
 
@@ -248,7 +249,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "everything", stopped)
-    assert main(["--url", NOBODY]) == output.INTERRUPTED
+    assert main(["--url", NOBODY]) == command.INTERRUPTED
     assert "interrupted" in capsys.readouterr().err
 
 
@@ -257,7 +258,7 @@ def test_the_result_is_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     name = "an image in a system message"
     monkeypatch.setattr(run, "CHECKS", tuple(c for c in CHECKS if c.name == name))
     with fake_server.serving() as url:
-        assert main(["--url", url + "/", "--json", str(out)]) == output.FINE
+        assert main(["--url", url + "/", "--json", str(out)]) == command.FINE
     found = json.loads(out.read_text())
     assert found["url"] == url and found["passed"] == 1
     assert found["noise"] == {"moved": 0.0, "lost": 0, "repeats": 12}

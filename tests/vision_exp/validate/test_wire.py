@@ -17,10 +17,9 @@ from vision_exp.validate import client as clients
 from vision_exp.validate import run, stream
 from vision_exp.validate.__main__ import main
 from vision_exp.validate.checks import Check, at_once
-from vision_exp.validate.client import Client, Refused, TooLate
+from vision_exp.validate.client import Answer, BadReply, Client, Refused, TooLate
+from vision_exp.validate.command import NO_SERVER
 from vision_exp.validate.judge import Verdict
-from vision_exp.validate.output import NO_SERVER
-from vision_exp.validate.reply import Answer, BadReply
 from vision_exp.validate.session import Session
 from vision_exp.validate.stream import Cut
 
