@@ -1,4 +1,4 @@
-"""Times on a GPU's own clock, and the rate that a floor is reckoned by."""
+"""Times on a GPU's own clock, and the rate that a floor is computed from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of bad surroundings share: each has an exit code, a first line with the
+"""What the tests of bad environments share: each has an exit code, a first line with the
 consequence, and a next command.
 
 The mounts live in a mount namespace of their own and vanish with the process.

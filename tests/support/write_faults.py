@@ -12,9 +12,10 @@ import hotfix_rig
 import pytest
 from hotfix_rig import Answer, Rig, contents
 
+from anchors.releases import known
 from anchors.writing.effects import Effects
 
-RELEASE = "0.25.0"  # the smallest model.py among those with all sites
+RELEASE = known.versions(known.WITH_DSPARK)[0]  # the smallest model.py among those with all sites
 STATE = ".vision-exp"
 
 Fault = Callable[[str, str], None]
