@@ -8,7 +8,7 @@ REPO="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$REPO"
 export VISION_EXP_TEST_CACHE="${VISION_EXP_TEST_CACHE:-$REPO/.cache}"
 VENV="${VISION_EXP_TEST_VENV:-$REPO/.venv}"
-# Two test processes share two cores; more threads in each would only get in the other's way.
+# Test processes share the cores; more threads in each would only get in the others' way.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 unset PYTHONPATH PYTHONHOME VISION_EXP_OVERLAY_ROOT VISION_EXP_DISABLE VLLM_PACKAGE_ROOT VLLM_PACKAGE_DIR
 
@@ -36,6 +36,7 @@ downloads=$(awk '{ sum += $1 } END { printf "%d", sum }' "$VISION_EXP_TEST_DOWNL
 set_up=$((SECONDS - downloads))
 SECONDS=0
 code=0
-"$VENV/bin/python" -m pytest -n 2 --dist loadgroup "$@" </dev/null || code=$?
+# Three processes for two cores: some tests wait, for a server that answers late or a process that ends.
+"$VENV/bin/python" -m pytest -n 3 --dist loadgroup "$@" </dev/null || code=$?
 echo "tests: $downloads s of downloading, $set_up s of set-up and lint, $SECONDS s of tests"
 exit "$code"
