@@ -84,7 +84,16 @@ def _program(arguments: argparse.Namespace) -> int:
     sys.argv[1:] = arguments.arguments
     if sys.__stdout__ is None:  # closed, which the program has to know
         sys.stdout = None  # type: ignore[assignment]
-    runpy.run_module(f"vision_exp.{arguments.verb}", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(f"vision_exp.{arguments.verb}", run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0].replace("PIL", "pillow")
+        print(
+            f"{report.PREFIX} the package {package} is missing. Nothing was done.\n"
+            f"next: python3 -m pip install {package}   (or use the Python that runs vLLM)",
+            file=sys.stderr,
+        )
+        return ENVIRONMENT
     return DONE
 
 

@@ -47,7 +47,7 @@ _TOKEN_LINE = (255, 64, 0, 220)
 
 
 def unpadded_length(width: int, height: int) -> int:
-    """Tokens of a picture of this size without leading pads, on the released checkpoint."""
+    """Tokens of an image of this size without leading pads, on the released checkpoint."""
     return block_length(llm_grid_of(vit_grid_for(width, height, RELEASED), RELEASED), GROUP - 1)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Verbs that are programs of `vision_exp`, with what each does. They read their own arguments.
 PROGRAMS = {
     "validate": "check a running server's image input from outside: --help has its options",
-    "preview": "what the model will see of a picture, and its cost: --help has its options",
+    "preview": "what the model will see of an image, and its cost: --help has its options",
 }
 
 

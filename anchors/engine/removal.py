@@ -28,7 +28,7 @@ def make(target: Target, requested_root: str | None) -> Plan:
     for path in target_paths():
         full = os.path.join(target.root, path)
         if not os.path.isfile(full):
-            if path in before:
+            if before.get(path) is not None:  # None: the release has no such file
                 notes.append(
                     f"{path} is no longer a file: nothing was taken out of it; reinstall vLLM"
                 )

@@ -83,6 +83,15 @@ def test_preview(tmp_path: Path) -> None:
     assert _both(tmp_path, "preview").returncode == 2
 
 
+def test_a_preview_without_torch_names_the_package() -> None:
+    """-S: a Python that has nothing but the standard library."""
+    command = [sys.executable, "-S", "-B", str(HOTFIX), "preview", "image.png"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    first, last = done.stderr.splitlines()
+    assert done.returncode == 6 and "the package torch is missing" in first
+    assert last.startswith("next: python3 -m pip install torch")
+
+
 def test_only_what_is_staged_is_in_the_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from bad_environments import CONFIG, MODEL, MTP, check_refusal
-from hotfix_rig import Rig, identity
+from hotfix_rig import Rig, identity, make
+
+from anchors.releases import known
 
 BAD = "drifted"
 BAD_CONTENT = {
@@ -76,3 +78,10 @@ def test_a_pipe_in_place_of_a_patched_file_is_never_opened(rig: Rig, verb: str) 
     else:
         assert f"{MODEL} is not a regular file" in answer.out + answer.err
         assert answer.code in (1, 3)
+
+
+def test_a_file_that_the_release_never_had_is_not_missed(tmp_path: Path) -> None:
+    rig = make(tmp_path / "rig", known.versions(known.WITHOUT_DSPARK)[-1])
+    assert rig.run("apply").code == 0
+    answer = rig.run("revert")
+    assert answer.code == 0 and "no longer a file" not in answer.out + answer.err
