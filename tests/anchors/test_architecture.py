@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from repository import tracked
 
 from anchors.drift import documents
 from anchors.releases import known
@@ -154,15 +155,6 @@ def test_overlay_stands_alone(path: Path) -> None:
 def test_reading_the_command_line_does_not_load_the_locator() -> None:
     probe = "import sys, hotfix; sys.exit('libcst' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], cwd=REPO).returncode == 0
-
-
-def tracked() -> list[Path]:
-    """Files of the repository: from git where there is one, else all that is not a dotfile."""
-    run = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, capture_output=True, text=True)
-    if run.returncode == 0 and run.stdout:
-        return [REPO / name for name in run.stdout.split("\0") if name]
-    names = (p for p in REPO.rglob("*") if p.is_file())
-    return [p for p in names if not any(part[0] == "." for part in p.relative_to(REPO).parts)]
 
 
 def test_no_index_host_and_no_path_of_a_machine() -> None:
