@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from anchors.digests import sha256
 from anchors.engine import native
 from anchors.engine.requirements import Requirement, files
+from anchors.engine.versions import version_key
 from anchors.releases import known, wheels
-from anchors.releases.wheels import version_key
 
 _VERSION = re.compile(r"\d+(\.\d+)+")
 _AT_ONCE = 8

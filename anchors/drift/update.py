@@ -21,9 +21,10 @@ from anchors.drift import command, documents
 from anchors.drift.command import Entry
 from anchors.drift.inventory import inventory
 from anchors.drift.verdict import APPLIES, DRIFTED, NOT_APPLICABLE, SUPERSEDED
+from anchors.engine.versions import version_key
 from anchors.releases import known
 from anchors.releases.known import NATIVE, WITH_DSPARK, WITHOUT_DSPARK
-from anchors.releases.wheels import WheelError, version_key
+from anchors.releases.wheels import WheelError
 
 KNOWN = "anchors/releases/known.py"
 VERIFIED = "anchors/verified.json"

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 
+from anchors.engine.versions import version_key
 from anchors.sites import all_anchors
 
 JSON_INDEX = "application/vnd.pypi.simple.v1+json"
@@ -219,11 +220,6 @@ def _choice(project: str, filename: str, url: str) -> tuple[tuple[int, int], Whe
     build = int(re.match(r"\d*", parts[2]).group() or 0) if len(parts) == 6 else 0  # type: ignore[union-attr]
     native = int(parts[-1].endswith(platform.machine()) or parts[-1] == "any")
     return (native, build), Wheel(project, parts[1], filename, url)
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """Sorts final releases."""
-    return tuple(int(part) for part in version.split("."))
 
 
 def _fetch_ranges(wheel: Wheel, tree: Path, wanted: Callable[[str], bool]) -> bool:

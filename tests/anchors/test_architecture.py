@@ -13,8 +13,8 @@ import pytest
 from repository import tracked
 
 from anchors.drift import documents
+from anchors.engine.versions import version_key
 from anchors.releases import known
-from anchors.releases.wheels import version_key
 
 REPO = Path(__file__).resolve().parents[2]
 STANDARD = set(sys.stdlib_module_names) | {"__future__"}

@@ -19,6 +19,7 @@ import sources
 
 from anchors.drift import documents, update
 from anchors.drift.trees import Cache
+from anchors.engine.versions import version_key
 from anchors.releases import known, wheels
 from anchors.sites import all_anchors
 
@@ -184,7 +185,7 @@ def test_releases_of_the_index_that_fit_get_their_line(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "written", written)
     exec(texts[update.KNOWN], written.__dict__)
     kinds = {one.version: one.kind for one in written.KNOWN}
-    assert list(kinds) == sorted(kinds, key=wheels.version_key)
+    assert list(kinds) == sorted(kinds, key=version_key)
     assert kinds.keys() - set(known.versions()) == {"0.24.1", "0.29.1", "0.99.0"}
     assert [kinds[one] for one in ("0.24.1", "0.29.1", "0.99.0")] == [
         known.WITHOUT_DSPARK,
