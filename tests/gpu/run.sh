@@ -32,6 +32,7 @@
 #   images    the first token of an image request and the image prefill alone (part of serving)
 #   vision    hidden states, server, tower and images: what a change of these needs
 #   two       two GPUs: tensor parallelism
+#   two_tower two GPUs: both modes of the tower in milliseconds
 #   differ    two GPUs: two nodes with different overlays alone (part of two)
 #   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
 # Stages are called by name, in the loop at the end, and a GPU is chosen for one subshell each:
@@ -42,7 +43,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 
 known=" setup patch warm first second kernels server figures table cache release serving tower images "
-known+="vision two differ session "
+known+="vision two two_tower differ session "
 refuse() {
     echo "$1; nothing was run" >&2
     echo "next: PIECES=DIR WORK=DIR OUT=DIR tests/gpu/run.sh STAGE...   (all, or some of:$known)" >&2
