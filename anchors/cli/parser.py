@@ -100,7 +100,12 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
     drift.add_argument("--report", action="append", metavar="FILE", help="write .md or .html")
     drift.add_argument("--write-verified", action="store_true", help="anchors/verified.json")
     doctor = verb("doctor", "everything about this installation in one screen")
-    doctor.add_argument("--log", metavar="FILE", help="do a server's evidence lines agree?")
+    doctor.add_argument(
+        "--log",
+        action="append",
+        metavar="FILE",
+        help="do a server's evidence lines agree? once for each node, - for standard input",
+    )
     doctor.add_argument("--manifest", action="store_true", help="digests, to compare nodes")
     doctor.add_argument("--against", metavar="FILE", help="compare with another node's manifest")
     bundle = verb("bundle", "the mod for launchers: one zip, no network needed where it runs")
