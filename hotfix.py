@@ -118,7 +118,8 @@ def _show(arguments: argparse.Namespace, result: Report) -> None:
         output.print_json(result)
         return
     if text is not None:
-        sys.stdout.write(text)
+        tinted = arguments.verb == "diff" and output.uses_colour(arguments.color)
+        sys.stdout.write(output.diff(text) if tinted else text)
         if result["next"] and not result["error"]:
             print(f"next: {result['next']}")
     elif not arguments.quiet and not trace:
