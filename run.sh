@@ -30,7 +30,7 @@ provide_libcst() {
     python3 -c 'import libcst' >/dev/null 2>&1 && return
     # A tree that is applied already, or needs nothing, is recognised without it.
     python3 "$MOD_DIR/hotfix.py" -q status >/dev/null 2>&1 && return
-    SCRATCH="$(mktemp -d)" || die "no temporary folder can be made." "set TMPDIR to a writable folder"
+    SCRATCH="$(mktemp -d 2>/dev/null)" || die "no temporary folder can be made." "set TMPDIR to a writable folder"
     local reason=""
     if python3 "$MOD_DIR/anchors/bundled.py" "$MOD_DIR/wheels" "$SCRATCH" >/dev/null 2>&1; then
         :

@@ -98,11 +98,13 @@ def tool_digest() -> str:
     return manifest_digest(files)
 
 
-def writable_by_others(overlay_root: str) -> str | None:
+def writable_by_others(overlay_root: str, vllm_root: str) -> str | None:
     """The first of an overlay root and all in its package that somebody else could write.
 
-    Somebody else is anyone but root and the current user.
+    Somebody else is anyone but root, the current user and the owner of the vLLM folder, who can
+    write what vLLM loads in any case. The injected hook says the same of the two folders.
     """
+    trusted = (0, os.geteuid(), os.stat(vllm_root).st_uid)
     folder = os.path.join(overlay_root, "vision_exp")
     places = [overlay_root, folder]
     for base, folders, names in os.walk(folder):
@@ -112,6 +114,6 @@ def writable_by_others(overlay_root: str) -> str | None:
             status = os.lstat(place)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        if status.st_uid not in trusted or status.st_mode & 0o022:
             return place
     return None

@@ -83,7 +83,7 @@ def _assess_once(
         former=former,
         trust_receipt=trust_receipt,
     )
-    staged = overlay.state_of(plan.overlay_root, package.digest)
+    staged = overlay.state_of(plan.overlay_root, target.root, package.digest)
     found, detail = plan.state, plan.detail
     if found == "applied" and staged != "staged":
         found, detail = "stale", f"the overlay in {plan.overlay_root} is {staged}"

@@ -52,7 +52,7 @@ def applied(
             and overlay_root in (None, overlay["root"])
             and overlay["digest"] == digests.manifest_digest(shipped)
             and overlay["digest"] == digests.staged_digest(os.path.join(overlay["root"], PACKAGE))
-            and digests.writable_by_others(overlay["root"]) is None
+            and digests.writable_by_others(overlay["root"], vllm_root) is None
             and all(
                 digests.file_digest(os.path.join(vllm_root, file["path"])) == file["after"]
                 for file in receipt["files"]

@@ -10,7 +10,7 @@ from anchors.digests import TOOL_ROOT, manifest_digest, staged_digest, writable_
 from anchors.engine.fast import PACKAGE
 from anchors.errors import environment
 
-DEFAULT_ROOT = "/opt/dspark-patches"
+_SYSTEM_ROOT = "/opt/dspark-patches"
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,32 @@ def package(files: Mapping[str, bytes]) -> Package:
     return Package(files, manifest_digest(files))
 
 
+def default_root(vllm_root: str) -> str:
+    """Where the overlay goes if nobody says: the folder that existing recipes expect.
+
+    For a user who may write in the environment and not there, a folder beside the vLLM package.
+    """
+    place, site = _SYSTEM_ROOT, os.path.dirname(vllm_root)
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    own = _may_write(site) and not _may_write(place)
+    return os.path.join(site, os.path.basename(_SYSTEM_ROOT)) if own else _SYSTEM_ROOT
+
+
+def _may_write(folder: str) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
 def package_folder(overlay_root: str) -> str:
     """The package's folder in an overlay root; this tool's own folder is one too."""
     return os.path.join(overlay_root, PACKAGE)
 
 
-def state_of(overlay_root: str, wanted: str) -> str:
+def state_of(overlay_root: str, vllm_root: str, wanted: str) -> str:
     """`staged`, `missing`, `different`, or `unsafe` where others could write it."""
     staged = staged_digest(package_folder(overlay_root))
     if staged is None:
         return "missing"
-    if writable_by_others(overlay_root):
+    if writable_by_others(overlay_root, vllm_root):
         return "unsafe"
     return "staged" if staged == wanted else "different"

@@ -13,7 +13,7 @@ from anchors.digests import sha256
 from anchors.engine import fences, native
 from anchors.engine.fences import Block, Split
 from anchors.engine.locate import Located, locate
-from anchors.engine.overlay import DEFAULT_ROOT, Package
+from anchors.engine.overlay import Package, default_root
 from anchors.engine.receipt import Receipt
 from anchors.engine.source import Source, read
 from anchors.engine.target import Target
@@ -87,7 +87,8 @@ def make(
     paths = list(dict.fromkeys(anchor.file for anchor in anchors))
     sources = {path: read(target.root, path) for path in paths}
     splits = {path: fences.split(source.data or b"") for path, source in sources.items()}
-    overlay_root = overlay_root or recorded_root(splits.values()) or DEFAULT_ROOT
+    overlay_root = overlay_root or recorded_root(splits.values())
+    overlay_root = overlay_root or default_root(target.root)
     early = _without_locating(target, anchors, sources, splits)
     if early:
         files = _untouched(sources, splits)

@@ -6,7 +6,7 @@ import os
 
 from anchors.digests import sha256
 from anchors.engine import fences, native, receipt
-from anchors.engine.overlay import DEFAULT_ROOT
+from anchors.engine.overlay import default_root
 from anchors.engine.plan import FilePlan, Plan, recorded_root, refuse_newer
 from anchors.engine.source import target_paths
 from anchors.engine.target import Target
@@ -44,7 +44,7 @@ def make(target: Target, requested_root: str | None) -> Plan:
     if former:
         overlay_root = former.overlay_root
     else:
-        overlay_root = recorded_root(splits) or requested_root or DEFAULT_ROOT
+        overlay_root = recorded_root(splits) or requested_root or default_root(target.root)
     verdict = _verdict(target.root, {file.path: file.stock for file in files})
     return Plan(
         target=target,

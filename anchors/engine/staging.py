@@ -38,7 +38,7 @@ def stage(overlay_root: str, vllm_root: str, package: Package) -> OverlayChanges
     folder, manifest_path = package_folder(overlay_root), _manifest_path(overlay_root)
     manifest, former = _manifest(overlay_root)
     staged = staged_digest(folder)
-    _refuse_unsafe(overlay_root)
+    _refuse_unsafe(overlay_root, vllm_root)
     in_the_way = os.path.lexists(folder) and not os.path.isdir(folder)
     if in_the_way or (os.path.isdir(folder) and manifest is None and staged != digest):
         raise refused(
@@ -122,8 +122,8 @@ def _mentions(vllm_root: str, word: str) -> bool:
     return False
 
 
-def _refuse_unsafe(overlay_root: str) -> None:
-    unsafe = writable_by_others(overlay_root)
+def _refuse_unsafe(overlay_root: str, vllm_root: str) -> None:
+    unsafe = writable_by_others(overlay_root, vllm_root)
     if unsafe and os.path.islink(unsafe):
         there = os.path.exists(unsafe)
         raise environment(
@@ -137,8 +137,8 @@ def _refuse_unsafe(overlay_root: str) -> None:
     if unsafe:
         raise environment(
             "overlay-unsafe",
-            f"{unsafe} can be written by others than root and this user, so what vLLM would load "
-            "from there is theirs to choose. Nothing was changed.",
+            f"{unsafe} can be written by others than root, this user and the owner of vLLM, so "
+            "what vLLM would load from there is theirs to choose. Nothing was changed.",
             hint=f"chmod go-w {unsafe} (and check its owner), or use --overlay-root DIR",
         )
 

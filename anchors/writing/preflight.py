@@ -11,6 +11,7 @@ from anchors.writing.lock import refuse_not_ours
 from anchors.writing.transaction import Job
 
 _SPARE = 1 << 20
+_BAKE = "bake it into the image: the Dockerfile of this folder, or this command in yours"
 
 
 def check(job: Job) -> None:
@@ -34,7 +35,7 @@ def check(job: Job) -> None:
                     "not-owner",
                     f"{change.path} belongs to user {owner}; its owner could not be kept. "
                     "Nothing was changed.",
-                    hint="run as root or as that user",
+                    hint=f"run as root or as user {owner}; where you can be neither, {_BAKE}",
                 )
     places = {os.path.dirname(change.path) for change in job.changes}
     places |= {os.path.dirname(tree.final) for tree in job.trees}
@@ -74,7 +75,7 @@ def _writable(place: str) -> None:
         return
     read_only = bool(os.statvfs(existing).f_flag & os.ST_RDONLY)
     cause = "the file system is read-only" if read_only else "no permission"
-    hint = "bake it into the image: run this in its Dockerfile" if read_only else "run as root"
+    hint = _BAKE if read_only else f"run as root, or name another --overlay-root; else {_BAKE}"
     raise environment(
         "not-writable",
         f"cannot write in {existing}: {cause}. Nothing was changed.",
