@@ -13,10 +13,26 @@ exit codes:
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
+
+def _stop_early(number: int, frame: object) -> None:
+    """Ends the process while it still imports: a module that is half there raises anything."""
+    os.write(2, b"[vision-exp] interrupted before anything was begun.\n")
+    os._exit(130)
+
+
+# Not where a shell or nohup said that it is to be ignored.
+_INTERRUPTS = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop_early)
+    if _INTERRUPTS:
+        signal.signal(signal.SIGINT, _stop_early)
+
 import argparse
 import io
-import os
-import sys
 
 if os.path.dirname(os.path.abspath(__file__)) not in sys.path:  # python3 -I, PYTHONSAFEPATH
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -100,6 +116,9 @@ def _program(arguments: argparse.Namespace) -> int:
         sys.stdout = None  # type: ignore[assignment]
     try:
         runpy.run_module(f"vision_exp.{arguments.verb}", run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:
+        print(f"{report.PREFIX} interrupted.", file=sys.stderr)
+        return INTERRUPTED
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0].replace("PIL", "pillow")
         print(
@@ -143,11 +162,15 @@ def _guarded(arguments: argparse.Namespace) -> Report:
     """`_run`, whose every failure is a HotfixError with what holds for the tree now."""
     try:
         return _run(arguments)
-    except HotfixError:
+    except HotfixError as error:
+        if error.exit_code == ENVIRONMENT and _was_interrupted(error):
+            raise KeyboardInterrupt from error
         raise
     except OSError as error:
         raise _unforeseen(error, *_consequence(arguments)) from error
     except Exception as error:
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from error
         consequence, code = _consequence(arguments)
         raise unexpected(error, consequence, exit_code=code) from error
 
@@ -273,13 +296,20 @@ def _tolerant(stream: TextIO | None) -> TextIO:
     return stream
 
 
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether this came of an interrupt: compiled modules that are imported make others of it."""
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _stop(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    import signal
-
     signal.signal(signal.SIGTERM, _stop)
+    if _INTERRUPTS:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout, sys.stderr = map(_tolerant, (sys.stdout, sys.stderr))
     raise SystemExit(main())

@@ -6,7 +6,12 @@ and recipes take theirs from here, or have it written by that command.
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import dataclass
+
+from anchors.errors import DONE, USAGE
+from anchors.report import PREFIX
 
 #: No image input of its own, and no drafting with DSpark.
 WITHOUT_DSPARK = "text-only, without DSpark"
@@ -60,5 +65,27 @@ def newest() -> str:
     return versions(WITHOUT_DSPARK, WITH_DSPARK)[-1]
 
 
+def named(text: str) -> str | None:
+    """The release that a person means by `v0.28.0` or `latest`; None where it is not known."""
+    wanted = newest() if text == "latest" else text.removeprefix("v")
+    return wanted if wanted in versions() else None
+
+
+def main(text: str) -> int:
+    """Prints the release for run.sh; 2 with the ones there are where it is none of them."""
+    found = named(text)
+    if found:
+        print(found)
+        return DONE
+    print(
+        f"{PREFIX} vLLM {text} is not a release known here. Nothing was changed.",
+        f"next: --vllm with one of {', '.join(versions())}; "
+        f"or judge another without a sandbox: python3 hotfix.py drift {shlex.quote(text)}",
+        sep="\n",
+        file=sys.stderr,
+    )
+    return USAGE
+
+
 if __name__ == "__main__":  # run.sh asks
-    print(newest())
+    raise SystemExit(main(sys.argv[1]))

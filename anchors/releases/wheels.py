@@ -25,6 +25,7 @@ from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 
 from anchors.engine.versions import version_key
+from anchors.releases import network
 from anchors.sites import all_anchors
 
 JSON_INDEX = "application/vnd.pypi.simple.v1+json"
@@ -154,7 +155,8 @@ def _listed(index: _Index, project: str) -> list[tuple[str, str]]:
         if files:
             return files
     raise WheelError(
-        f"No configured package index lists {project} ({'; '.join(reasons) or 'none configured'})",
+        f"No configured package index lists {project} "
+        f"({network.cause('; '.join(reasons) or 'none configured')})",
         f"Check the index: {sys.executable} -m pip config debug",
     )
 
@@ -265,9 +267,9 @@ def _fetch_whole(wheel: Wheel, scratch: Path, tree: Path, wanted: Callable[[str]
     run = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     archives = list(scratch.glob("*.whl"))
     if run.returncode or not archives:
-        cause = (run.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise WheelError(
-            f"{wheel.filename} could not be downloaded: {cause}", "Run the command again."
+            f"{wheel.filename} could not be downloaded: {network.cause(run.stderr)}",
+            "Run the command again.",
         )
     with zipfile.ZipFile(archives[0]) as archive:
         unpack(archive, tree, wanted)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import venv
 from dataclasses import dataclass
 from importlib.metadata import distribution
@@ -15,6 +18,8 @@ import hotfix_rig
 import pytest
 import sources
 from hotfix_rig import REPO, contents, identity
+
+from anchors.releases import known
 
 SHIPPED = ("hotfix.py", "run.sh", "anchors", "vision_exp", "README.md")
 LAUNCHER_CALL = "export WORKSPACE_DIR=$PWD && cd {mod} && chmod +x run.sh && ./run.sh"
@@ -204,33 +209,94 @@ def test_an_applied_tree_needs_no_libcst(tmp_path: Path) -> None:
     assert answer.code == 0, answer.err
 
 
-def test_sandbox_on_a_machine_without_vllm(tmp_path: Path) -> None:
-    """The one command of the README: makes the environment, fetches, applies, verifies, shows."""
+def sandbox(*words: str, home: Path) -> subprocess.Popen[str]:
+    """`run.sh` as from a terminal: a process group of its own, which Ctrl-C meets as a whole."""
     environment = {k: v for k, v in os.environ.items() if k.startswith("PIP_")}
-    environment |= {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": os.environ.get("HOME", "/root")}
     base = Path(sys.base_prefix) / "bin"
-    environment["PATH"] = f"{base}:{environment['PATH']}"
-    for _ in range(2):
-        done = subprocess.run(
-            ["bash", str(REPO / "run.sh"), "--sandbox", str(tmp_path / "box"), "--vllm", "0.28.0"],
-            cwd=tmp_path,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "model-hook" in done.stdout
-        assert "applied" in done.stdout
-    (hook,) = (tmp_path / "box").rglob("nvidia/model.py")
+    environment["PATH"] = f"{base}:/usr/local/bin:/usr/bin:/bin"
+    environment["HOME"] = os.environ.get("HOME", "/root")
+    return subprocess.Popen(
+        ["bash", str(REPO / "run.sh"), *words],
+        cwd=home,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def test_sandbox_on_a_machine_without_vllm_that_is_interrupted_often(tmp_path: Path) -> None:
+    """The one command of the README: makes the environment, fetches, applies, verifies, shows."""
+    words = ("--sandbox", "a box", "--vllm", "v0.28.0")
+    for step, delay in (("1/4", 0.8), ("2/4", 0.3), ("2/4", 0.0), ("3/4", 0.4)):
+        child = sandbox(*words, home=tmp_path)
+        assert child.stdout and child.stderr
+        for line in child.stdout:
+            if step in line:
+                break
+        time.sleep(delay)
+        os.killpg(child.pid, signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+        assert child.returncode == 130, (step, err)
+        assert "Traceback" not in err
+        assert f"nothing outside {tmp_path / 'a box'} was written" in err
+        assert err.splitlines()[-1].startswith("next: bash ")
+    out, err = sandbox(*words, home=tmp_path).communicate(timeout=200)
+    assert (out.splitlines()[0].count("needs about"), err) == (1, "")
+    assert re.search(r"model-hook +applied", out)
+    (hook,) = (tmp_path / "a box").rglob("nvidia/model.py")
     assert ">>> vision-exp:model-hook" in hook.read_text()
+    # What it says to do next can be pasted, and so can the command that takes it away.
+    following = out.splitlines()[-1].removeprefix("next: ").partition("   (")[0]
+    shown = subprocess.run(["bash", "-c", following], capture_output=True, text=True, timeout=60)
+    assert "\n-# >>> vision-exp:model-hook" in shown.stdout, shown.stderr
+    (away,) = re.findall(r"to take it away: (.*)", out)
+    subprocess.run(["bash", "-c", away], check=True, cwd=tmp_path)
+    assert list((tmp_path / "a box").iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [["--sandbox"], ["--other"], ["--sandbox", "x", "--vllm"]])
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: a network namespace needs root")
+def test_no_network_says_so(tmp_path: Path) -> None:
+    box = make(tmp_path, libcst=False)
+    provide(box.site, "pip")
+    answer = box.call(f"unshare -n bash {box.mod}/run.sh")
+    assert answer.code == 6
+    assert "LibCST is missing" in answer.cause
+    assert "no network" in answer.cause
+    assert "matching distribution" not in answer.err
+
+
+def test_an_unknown_release_lists_what_there_is(tmp_path: Path) -> None:
+    child = sandbox("--vllm", "0.28", "--sandbox", "x", home=tmp_path)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (2, "")
+    assert "vLLM 0.28 is not a release known here. Nothing was changed." in err.splitlines()[0]
+    assert ", ".join(known.versions()) in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["latest", "v0.25.1", "0.25.1"])
+def test_how_a_release_may_be_named(text: str) -> None:
+    assert known.named(text) == (known.newest() if text == "latest" else "0.25.1")
+
+
+def test_help() -> None:
+    done = subprocess.run(["bash", str(REPO / "run.sh"), "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--sandbox DIR [--vllm VERSION]" in done.stdout
+    assert "set -" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["--sandbox"], ["--other"], ["--sandbox", "x", "--vllm"], ["--vllm", "0.28.0"]]
+)
 def test_bad_arguments(tmp_path: Path, words: list[str]) -> None:
     command = ["bash", str(REPO / "run.sh"), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "usage" in done.stderr
+    assert f"next: bash {REPO}/run.sh --help" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -100,3 +101,29 @@ def test_an_output_that_takes_nothing(tmp_path: Path, redirection: str, words: b
     assert done.returncode == 1, done.stderr
     assert b"Traceback" not in done.stderr
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "rest"),
+    [
+        ("argparse", ""),  # while the tool itself is imported
+        ("libcst", ""),
+        ("libcst", "except BaseException: raise ImportError('half of it is there')"),
+        ("libcst", "except BaseException: raise SystemError('initialization failed')"),
+    ],
+)
+def test_an_interrupt_during_an_import(tmp_path: Path, module: str, rest: str) -> None:
+    """Exit 130, whatever the module that was being imported makes of it."""
+    wait = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
+    (tmp_path / "path").mkdir()
+    text = f"try:\n  {wait}\n{rest or 'finally: pass'}\n"
+    (tmp_path / "path" / f"{module}.py").write_text(text)
+    rig = hotfix_rig.make(tmp_path / "rig", "0.29.0")
+    answer = rig.spawn(
+        "apply",
+        env={"PYTHONPATH": str(tmp_path / "path")},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert answer.code == 130, answer.err
+    assert answer.cause.startswith("[vision-exp] interrupted before anything was")
+    assert "Traceback" not in answer.err
