@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Gives an installed, text-only vLLM image input for DeepSeek-V4-Flash-Vision-Exp, or says why not.
 
 exit codes:
@@ -38,7 +39,7 @@ if os.path.dirname(os.path.abspath(__file__)) not in sys.path:  # python3 -I, PY
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from anchors import report
-from anchors.cli import next_step, output
+from anchors.cli import next_step, output, program
 from anchors.cli.parser import PROGRAMS, Parser, build_parser
 from anchors.engine import fast
 from anchors.engine.target import Target, discover
@@ -73,9 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.verb in PROGRAMS:
         if (sys.argv[1:] if argv is None else argv)[0] != arguments.verb:
             # The program would not see it.
-            program = Parser(prog=f"hotfix.py {arguments.verb}")
-            program.error(f"options of {arguments.verb} stand after it, none before it")
-        return _program(arguments)
+            own = Parser(prog=f"hotfix.py {arguments.verb}")
+            own.error(f"options of {arguments.verb} stand after it, none before it")
+        return program.run(arguments)
     options = next_step.given(arguments)
     try:
         result = _guarded(arguments)
@@ -102,32 +103,9 @@ def _next(result: Report) -> str:
     """The command after this one, "" where nothing is to be done."""
     if result["error"]:
         return str(result["error"]["hint"])
-    if result["verb"] not in ("apply", "status", "verify", "doctor"):
+    if result["verb"] not in ("apply", "status", "verify", "doctor", "bundle"):
         return ""
     return str(result["next"] or next_step.AFTER.get(result["state"], ""))
-
-
-def _program(arguments: argparse.Namespace) -> int:
-    """What `python3 -m vision_exp.VERB` does from this folder; ends as that does."""
-    import runpy
-
-    sys.argv[1:] = arguments.arguments
-    if sys.__stdout__ is None:  # closed, which the program has to know
-        sys.stdout = None  # type: ignore[assignment]
-    try:
-        runpy.run_module(f"vision_exp.{arguments.verb}", run_name="__main__", alter_sys=True)
-    except KeyboardInterrupt:
-        print(f"{report.PREFIX} interrupted.", file=sys.stderr)
-        return INTERRUPTED
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0].replace("PIL", "pillow")
-        print(
-            f"{report.PREFIX} the package {package} is missing. Nothing was done.\n"
-            f"next: python3 -m pip install {package}   (or use the Python that runs vLLM)",
-            file=sys.stderr,
-        )
-        return ENVIRONMENT
-    return DONE
 
 
 def _show(arguments: argparse.Namespace, result: Report) -> None:

@@ -36,3 +36,9 @@ def blank() -> Report:
         "error": None,
         "next": "",
     }
+
+
+def say(arguments: Any, words: str) -> None:
+    """One line of progress at once, where a person reads and did not ask for silence."""
+    if not arguments.json and not arguments.quiet:
+        print(f"{PREFIX} {words}", flush=True)

@@ -25,6 +25,7 @@ VISION_EXP_TEST_DOWNLOADS="$(mktemp)"
 export VISION_EXP_TEST_DOWNLOADS
 trap 'rm -f "$VISION_EXP_TEST_DOWNLOADS"' EXIT
 SECONDS=0
+echo "tests: environment $VENV and sources in $VISION_EXP_TEST_CACHE need 6.7 GB in all, fetched once"
 PYTHONPATH="$REPO" "$python" tests/support/environment.py "$VENV" "$VISION_EXP_TEST_CACHE" </dev/null
 PYTHONPATH="$REPO" "$VENV/bin/python" tests/support/sources.py </dev/null
 

@@ -22,6 +22,24 @@ PROGRAMS = {
 }
 
 
+_EXAMPLES = """\
+examples:
+  python3 hotfix.py apply --dry-run             what would be written
+  python3 hotfix.py apply                       in the environment whose python3 runs vLLM
+  python3 hotfix.py --root .venv/lib/python3.12/site-packages/vllm --overlay-root ~/overlay apply
+  python3 hotfix.py -v status                   where each line stands
+  python3 hotfix.py verify --import             prove it again, and import what was patched
+  python3 hotfix.py diff --reverse              the lines that were added
+  python3 hotfix.py doctor --log server.log     does the running server see images?
+  python3 hotfix.py doctor --log a.log --log b.log         on two nodes
+  python3 hotfix.py validate --url http://localhost:8000/v1
+  python3 hotfix.py preview image.jpg -o seen.png
+  python3 hotfix.py drift v0.29.0 vllm.whl      would it fit these?
+  python3 hotfix.py bundle deepseek-v4-vision-exp.zip      one file for every node
+  python3 hotfix.py revert                      every byte back
+"""
+
+
 class Parser(argparse.ArgumentParser):
     """Bad usage is exit 2, and still one JSON object where `--json` was given."""
 
@@ -69,9 +87,10 @@ def _folder(path: str) -> str:
     return path
 
 
-def build_parser(description: str | None) -> argparse.ArgumentParser:
+def build_parser(description: str | None = None) -> argparse.ArgumentParser:
     """All verbs and options. Common options may stand before or after the verb.
 
+    The files in `docs/completion` are made of it, by the commands in `docs/reference.md`.
     `verb` is None where none is given, which the caller has to refuse.
     """
     common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
@@ -90,6 +109,7 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
     parser = Parser(
         prog="hotfix.py",
         description=description,
+        epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[common],
     )

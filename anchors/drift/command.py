@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ Entry = dict[str, Any]
 def run(arguments: argparse.Namespace) -> Report:
     """Judge what was asked for. Raises HotfixError (exit 6): no index and nothing cached."""
     try:
-        entries, notes = assess_all(arguments.trees)
+        report.say(arguments, f"judging {', '.join(arguments.trees) or 'every release'}")
+        entries, notes = assess_all(arguments.trees, partial(report.say, arguments))
     except WheelError as error:
         raise environment(
             "no-index",
@@ -68,14 +70,17 @@ def run(arguments: argparse.Namespace) -> Report:
     return result
 
 
-def assess_all(named: Sequence[str]) -> tuple[list[Entry], list[str]]:
+def assess_all(
+    named: Sequence[str], say: Callable[[str], None] = lambda words: None
+) -> tuple[list[Entry], list[str]]:
     """What was found out about each tree, and notes; every release of the index if none is named.
 
+    `say` is told of every tree that was really judged, since each takes a second or two.
     Raises WheelError: no index and nothing cached.
     """
     needs = requirements.collect(str(Path(TOOL_ROOT) / "vision_exp"))
     cache = Cache(trees.default_cache(), needs)
-    verdicts = _Verdicts(cache.folder / "verdicts", all_anchors(), needs)
+    verdicts = _Verdicts(cache.folder / "verdicts", all_anchors(), needs, say)
     with trees.collect(named, cache) as (found, notes):
         assessed = [verdicts.of(tree) for tree in found]
         entries = [
@@ -105,9 +110,14 @@ class _Verdicts:
     """Verdicts of released trees, kept for as long as this tool and its needs stay the same."""
 
     def __init__(
-        self, folder: Path, anchors: tuple[Anchor, ...], needs: tuple[Requirement, ...]
+        self,
+        folder: Path,
+        anchors: tuple[Anchor, ...],
+        needs: tuple[Requirement, ...],
+        say: Callable[[str], None],
     ) -> None:
         self._folder = folder
+        self._say = say
         self._anchors = anchors
         self._needs = needs
         self._tool = sha256(json.dumps([tool_digest(), [n.text for n in needs]]).encode())[:16]
@@ -122,6 +132,7 @@ class _Verdicts:
             except (ValueError, TypeError):
                 place.unlink(missing_ok=True)
         fresh = assess(tree, self._anchors, self._needs)
+        self._say(f"judged {tree.label}")
         if tree.fixed and not fresh.error:
             self._folder.mkdir(parents=True, exist_ok=True)
             scratch = place.with_suffix(".new")

@@ -86,7 +86,7 @@ def default_cache() -> Path:
 def collect(arguments: Iterable[str], cache: Cache) -> Iterator[tuple[list[Tree], list[str]]]:
     """Trees in the order asked for, and notes. Raises WheelError: no index and nothing cached."""
     with TemporaryDirectory(prefix="vision-exp-drift-") as scratch:
-        asked = list(arguments)
+        asked = [_named(name) for name in arguments]
         if not asked:
             yield _every_release(cache)
             return
@@ -96,6 +96,12 @@ def collect(arguments: Iterable[str], cache: Cache) -> Iterator[tuple[list[Tree]
             if name not in trees:
                 trees[name] = _from_path(Path(name), Path(scratch) / str(place), cache)
         yield [trees[name] for name in dict.fromkeys(asked)], []
+
+
+def _named(name: str) -> str:
+    """A release as people name it, `v0.28.0` or `latest`, as the index does; else what it was."""
+    found = known.named(name)
+    return name if found is None or Path(name).exists() else found
 
 
 def _is_version(name: str) -> bool:
@@ -148,8 +154,7 @@ def _fetch(listed: list[wheels.Wheel], cache: Cache) -> list[Tree]:
 
 
 def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r[vision-exp] {text}\033[K", end="", file=sys.stderr, flush=True)
+    print(f"[vision-exp] {text}", file=sys.stderr, flush=True)
 
 
 def _from_path(path: Path, scratch: Path, cache: Cache) -> Tree:

@@ -235,7 +235,7 @@ def _file(
             text = fences.render(anchor.id, anchor.render(outcome, values), outcome.indent)
             inserts.append((outcome.line, text))
             state = _block_state(present.get(anchor.id), text)
-            detail = "its block was changed by hand" if state == "edited" else ""
+            detail = "its block was changed by hand" if state == "edited" else _place(outcome)
             found.append(AnchorState(anchor.id, state, detail))
     after = fences.insert(split.stock, inserts)
     known = {state.id for state in found}
@@ -245,6 +245,11 @@ def _file(
     if after != source.data and found and all(s.state == "applied" for s in found):
         found = [AnchorState(s.id, "edited", "moved from where it belongs") for s in found]
     return FilePlan(source.path, source.data, split.stock, after, tuple(found), located)
+
+
+def _place(found: Match) -> str:
+    """Where in the released file the block belongs, which `-v` shows."""
+    return "at the end" if found.line is None else f"after line {found.line}"
 
 
 def _block_state(block: Block | None, text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -18,6 +19,7 @@ from tempfile import TemporaryDirectory
 from anchors import report
 from anchors.digests import TOOL_ROOT, sha256
 from anchors.errors import HotfixError, environment
+from anchors.releases import network
 from anchors.report import Report
 
 NAME = "deepseek-v4-vision-exp"
@@ -43,31 +45,46 @@ _MODE = 0o644 << 16
 def run(arguments: argparse.Namespace) -> Report:
     """Write the zip. Raises HotfixError (exit 6): no wheels to be had, file not writable."""
     target = Path(arguments.file)
+    _refuse_impossible(target)
+    report.say(arguments, f"making {target}: up to {LIMIT / 1e6:.0f} MB, twice that while it works")
     with TemporaryDirectory(prefix="vision-exp-bundle-") as scratch:
-        wheels = _wheels(Path(scratch), Path(arguments.wheels) if arguments.wheels else None)
+        wheels = _wheels(arguments, Path(scratch))
         part = target.with_name(f".{target.name}.part")
         try:
             _write(part, {**_sources(), **wheels})
             size = part.stat().st_size
             part.replace(target)
         except OSError as error:
-            raise environment(
-                "bundle-not-written",
-                f"{target} cannot be written: {error.strerror}. Nothing was changed.",
-                hint="name a file in a folder that exists and is yours",
-            ) from error
+            raise _not_written(target, error.strerror) from error
         finally:
             part.unlink(missing_ok=True)
     digest = sha256(target.read_bytes())
     result = report.blank()
     result.update(verb="bundle", bundle={"path": str(target), "bytes": size, "sha256": digest})
-    result["text"] = (
-        f"{report.PREFIX} {target}: {size / 1e6:.1f} MB, sha256 {digest}\n"
-        f"{report.PREFIX} next: mkdir -p mods && unzip {target} -d mods/{NAME}\n"
-    )
+    result["text"] = f"{report.PREFIX} {target}: {size / 1e6:.1f} MB, sha256 {digest}\n"
+    result["next"] = f"mkdir -p mods && unzip {shlex.quote(str(target))} -d mods/{NAME}"
     if size > LIMIT:
         result["notes"].append(f"larger than the {LIMIT / 1e6:.0f} MB that launchers copy quickly")
     return result
+
+
+def _refuse_impossible(target: Path) -> None:
+    """Raises HotfixError (exit 6) before anything is fetched for a file that cannot be written."""
+    folder = target.parent
+    if target.is_dir():
+        raise _not_written(target, "it is a folder")
+    if not folder.is_dir():
+        raise _not_written(target, f"{folder} is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _not_written(target, f"no permission to write in {folder}")
+
+
+def _not_written(target: Path, cause: str | None) -> HotfixError:
+    return environment(
+        "bundle-not-written",
+        f"{target} cannot be written: {cause}. Nothing was changed.",
+        hint="name a file in a folder that exists and is yours",
+    )
 
 
 def _sources() -> dict[str, bytes]:
@@ -84,14 +101,16 @@ def _sources() -> dict[str, bytes]:
     }
 
 
-def _wheels(scratch: Path, given: Path | None) -> dict[str, bytes]:
+def _wheels(arguments: argparse.Namespace, scratch: Path) -> dict[str, bytes]:
     """Member name -> bytes of LibCST's wheels, from a folder or from the package index."""
+    given = Path(arguments.wheels) if arguments.wheels else None
     if given is None and (Path(TOOL_ROOT) / "wheels").is_dir():
         # A bundle bundles itself again without a network.
         given = Path(TOOL_ROOT) / "wheels"
     if given is None:
         for python in PYTHONS:
             for machine in MACHINES:
+                report.say(arguments, f"fetching LibCST {LIBCST} for Python {python} on {machine}")
                 _download(scratch, python, machine)
         given = scratch
     found = {path.name: path for path in given.glob("libcst-*.whl")}
@@ -120,10 +139,10 @@ def _download(folder: Path, python: str, machine: str) -> None:
         [*command, f"libcst=={LIBCST}"], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     if child.returncode:
-        cause = (child.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise environment(
             "no-wheel",
-            f"LibCST {LIBCST} for Python {python} on {machine} cannot be fetched: {cause}. "
+            f"LibCST {LIBCST} for Python {python} on {machine} cannot be fetched: "
+            f"{network.cause(child.stderr)}. "
             "Nothing was changed.",
             hint="check the package index: python3 -m pip config debug",
         )

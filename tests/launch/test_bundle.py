@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -55,10 +56,28 @@ def test_a_missing_wheel_is_refused_and_nothing_is_left(mod: Path, tmp_path: Pat
     assert list(target.parent.iterdir()) == []
 
 
-def test_an_unwritable_target_is_refused(mod: Path, tmp_path: Path) -> None:
-    done = make(tmp_path / "absent" / "x.zip", "--wheels", str(mod / "wheels"))
-    assert done.returncode == 6
+@pytest.mark.parametrize("place", ["absent/x.zip", "file/x.zip", "folder"])
+def test_an_unwritable_target_is_refused_before_anything_is_fetched(
+    tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    done = make(tmp_path / place)
+    assert (done.returncode, done.stdout) == (6, "")
     assert "cannot be written" in done.stderr.splitlines()[0]
+
+
+def test_progress_and_the_next_command_with_a_name_that_needs_quoting(
+    mod: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "it's a mod.zip"
+    done = make(target, "--wheels", str(mod / "wheels"))
+    first, *_, last = done.stdout.splitlines()
+    assert first == f"[vision-exp] making {target}: up to 25 MB, twice that while it works"
+    subprocess.run(["bash", "-c", last.removeprefix("next: ")], cwd=tmp_path, check=True)
+    assert (tmp_path / "mods/deepseek-v4-vision-exp/hotfix.py").is_file()
+    told = make(target, "--wheels", str(mod / "wheels"), "--json")
+    assert json.loads(told.stdout)["next"] == last.removeprefix("next: ")
 
 
 def test_the_unpacked_mod_does_the_job_without_pip_and_network(mod: Path, tmp_path: Path) -> None:

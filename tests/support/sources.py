@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from downloads import downloading
+from tqdm import tqdm
 
 from anchors.digests import sha256
 from anchors.releases import known, wheels
@@ -52,7 +53,8 @@ def fetch_missing(versions: tuple[str, ...] = RELEASES) -> None:
     print(f"tests: fetching sources of vllm {', '.join(missing)}", flush=True)
     with downloading(), ThreadPoolExecutor(4) as pool:
         found = wheels.releases("vllm", missing)
-        list(pool.map(lambda wheel: wheels.fetch(wheel, folder(wheel.version)), found))
+        fetched = pool.map(lambda wheel: wheels.fetch(wheel, folder(wheel.version)), found)
+        list(tqdm(fetched, total=len(found), unit="release"))
 
 
 if __name__ == "__main__":
