@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -42,6 +43,7 @@ Entry = dict[str, Any]
 def run(arguments: argparse.Namespace) -> Report:
     """Judge what was asked for. Raises HotfixError (exit 6): no index and nothing cached."""
     try:
+        _refuse_odd_names(arguments.report or ())
         report.say(arguments, f"judging {', '.join(arguments.trees) or 'every release'}")
         entries, notes = assess_all(arguments.trees, partial(report.say, arguments))
     except WheelError as error:
@@ -92,6 +94,17 @@ def assess_all(
 
 def _is_page(path: str) -> bool:
     return Path(path).suffix.lower() in (".html", ".htm")
+
+
+def _refuse_odd_names(paths: Sequence[str]) -> None:
+    """Raises HotfixError (exit 6) for a report whose name promises another kind of file."""
+    for path in paths:
+        if Path(path).suffix.lower() not in ("", ".md", ".markdown", ".txt", ".html", ".htm"):
+            raise environment(
+                "report-kind",
+                f"{path}: a report is Markdown or HTML. Nothing was judged.",
+                hint=f"--report {shlex.quote(Path(path).stem)}.md, or .html",
+            )
 
 
 def _write(path: Path, text: str) -> None:

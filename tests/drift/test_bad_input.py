@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from anchors.releases import known
+
 from .conftest import release, run
 from .test_matrix import EXPECTED, whole_wheel, words
 
@@ -154,3 +156,17 @@ def test_an_index_without_ranges_gives_the_whole_wheel(index: str, tmp_path: Pat
     assert code == 0
     assert words(result) == {"0.29.0": EXPECTED["0.29.0"]}
     assert [path for path in WholeFiles.asked if path.endswith(".whl")]
+
+
+@pytest.mark.parametrize("name", ["repo rt.pdf", "r.html.gz", "r.json"])
+def test_a_report_whose_name_says_another_kind(tmp_path: Path, name: str) -> None:
+    code, result = run("latest", "--report", str(tmp_path / name))
+    assert code == 6
+    assert "a report is Markdown or HTML. Nothing was judged." in result["error"]["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_release_as_people_name_it() -> None:
+    code, result = run("v0.28.0", "latest")
+    assert code == 0
+    assert [tree["tree"] for tree in result["trees"]] == ["0.28.0", known.newest()]

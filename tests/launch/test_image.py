@@ -23,6 +23,7 @@ PACKAGES = (
     "bash",
     "coreutils",
     "dash",
+    "findutils",
     "grep",
     "sed",
     "util-linux",
@@ -54,11 +55,13 @@ def test_hadolint_finds_nothing() -> None:
     assert child.returncode == 0, child.stdout
 
 
-def test_one_layer_that_ends_in_verify() -> None:
+def test_one_layer_of_what_was_verified() -> None:
     text = DOCKERFILE.read_text().replace("\\\n", " ")
     steps = [line.split()[0] for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
-    assert steps == ["ARG", "FROM", "USER", "RUN"]
-    assert text.rstrip().endswith("hotfix.py verify")
+    assert steps == ["ARG", "FROM", "USER", "RUN", "FROM", "COPY"]
+    assert "run.sh && python3 /tmp/deepseek-v4-vision-exp/hotfix.py verify" in " ".join(
+        text.split()
+    )
 
 
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -127,6 +130,7 @@ def test_an_image_is_built_and_starts_as_a_no_op(
 ) -> None:
     base = checked("buildah", "from", "scratch", **buildah)
     checked("buildah", "copy", base, rootfs, "/", **buildah)
+    checked("buildah", "config", "--user", "1234", base, **buildah)
     checked("buildah", "commit", "-q", base, "localhost/base", **buildah)
     built = run(
         "buildah", "build", "--network=none", "--build-arg=BASE_IMAGE=localhost/base",
@@ -141,9 +145,14 @@ def test_an_image_is_built_and_starts_as_a_no_op(
 
     assert layers("localhost/patched") == layers("localhost/base") + 1
 
-    # Started with the mod as well.
+    user = "{{.OCIv1.Config.User}}"
+    assert checked("buildah", "inspect", "-f", user, "localhost/patched", **buildah) == "1234"
+
+    # Started with the mod as well, by that user.
     container = checked("buildah", "from", "localhost/patched", **buildah)
     checked("buildah", "copy", container, mod, "/workspace/mods/m", **buildah)
-    call = "cd /workspace/mods/m && chmod +x run.sh && ./run.sh"
+    call = "cd /workspace/mods/m && bash run.sh && python3 hotfix.py status && id -u"
     again = checked("buildah", "run", container, "--", "bash", "-c", call, **buildah)
     assert "nothing was written" in again
+    assert "in /opt/dspark-patches: staged" in again
+    assert again.endswith("1234")
