@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from anchors.digests import sha256
-from anchors.engine import native
+from anchors.engine import fences, native
 from anchors.engine.requirements import Requirement, files
 from anchors.engine.versions import version_key
 from anchors.releases import known, wheels
@@ -39,12 +39,12 @@ class Tree:
     fixed: str = ""
 
     def read(self, path: str) -> bytes | None:
-        """A file's bytes, relative to the package; None where there is none.
+        """A file's bytes as released, without what this tool added; None where there is none.
 
         Raises OSError for one that may not be read.
         """
         file = self.root / path if self.root else None
-        return file.read_bytes() if file and file.is_file() else None
+        return fences.split(file.read_bytes()).stock if file and file.is_file() else None
 
 
 class Cache:

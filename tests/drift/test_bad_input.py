@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.server
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hotfix_rig import REPO
 
+from anchors.drift.trees import Tree
 from anchors.releases import known
 
 from .conftest import release, run
@@ -170,3 +174,17 @@ def test_a_release_as_people_name_it() -> None:
     code, result = run("v0.28.0", "latest")
     assert code == 0
     assert [tree["tree"] for tree in result["trees"]] == ["0.28.0", known.newest()]
+
+
+def test_a_tree_that_this_tool_patched_is_judged_by_its_originals(tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    shutil.copytree(release("0.29.0"), folder)
+    options = ["--root", str(folder / "vllm"), "--overlay-root", str(tmp_path / "overlay")]
+    path = "models/deepseek_v4/nvidia/model.py"
+    stock = (folder / "vllm" / path).read_bytes()
+    command = [sys.executable, str(REPO / "hotfix.py"), *options, "-q", "apply"]
+    subprocess.run(command, check=True, env={**os.environ, "HOME": str(tmp_path)})
+    assert (folder / "vllm" / path).read_bytes() != stock
+    assert Tree("", folder / "vllm").read(path) == stock
+    code, result = run(str(folder))
+    assert (code, result["state"]) == (0, "applies")
