@@ -35,9 +35,10 @@ class ImageParser(MultiModalDataParser):  # type: ignore[misc]
         alone = isinstance(data, Image.Image) or (isinstance(data, np.ndarray) and data.ndim == 2)
         if alone:
             return ImageProcessorItems([data])
+        several = isinstance(data, (list, tuple))
         # Beside a PIL image nothing can be an embedding.
-        if isinstance(data, list) and (not data or any(isinstance(x, Image.Image) for x in data)):
-            return ImageProcessorItems(data)
+        if several and (not data or any(isinstance(one, Image.Image) for one in data)):
+            return ImageProcessorItems(list(data))
         return super()._parse_image_data(data)
 
 
