@@ -52,8 +52,7 @@ REQUIRES = (
     "load_from_url_async(url, media_io, fetch_timeout)}",
     "vllm.multimodal.media.image:ImageMediaIO.{__init__(image_mode), load_bytes(data), "
     "rgba_background_color, _convert_image_mode(image)}",
-    "vllm.multimodal.media:{MEDIA_CONNECTOR_REGISTRY, MediaConnector, ImageMediaIO, "
-    "MediaWithBytes}",
+    "vllm.multimodal.media:{MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaWithBytes}",
     "vllm.renderers.base:BaseRenderer.{__init__, _executor, default_chat_tok_params, "
     "get_tokenizer, model_config, process_for_engine(prompt), process_for_engine_async(prompt)}",
     "vllm.renderers.deepseek_v4:DeepseekV4Renderer.{render_messages(messages, params), "

@@ -8,12 +8,12 @@ https://github.com/vllm-project/vllm/blob/v0.29.0/vllm/multimodal/media/image.py
 
 from __future__ import annotations
 
+import sys
 from io import BytesIO
 from typing import Any
 
 import vllm.envs as envs
 from PIL import Image
-from vllm.multimodal import image as vllm_image
 from vllm.multimodal.media import ImageMediaIO, MediaConnector, MediaWithBytes
 
 from vision_exp.image.convert import to_rgb
@@ -25,10 +25,8 @@ class WholeImageIO(ImageMediaIO):  # type: ignore[misc]
 
     def load_bytes(self, data: bytes) -> Any:
         """An image file as MediaWithBytes. Raises ValueError with the reason if it cannot be."""
-        # Later releases do not open every format that Pillow knows.
-        opened = getattr(vllm_image, "open_image", Image.open)
         try:
-            image = opened(BytesIO(mended(data)))
+            image = _opener()(BytesIO(mended(data)))
         except OSError as error:
             raise ValueError(f"Failed to load image: {error}") from error
         most = getattr(envs, "VLLM_MAX_IMAGE_PIXELS", 0)
@@ -68,6 +66,11 @@ class ImageLoader:
     def _again(self, loaded: Any) -> Any:
         data = getattr(loaded, "original_bytes", b"")
         return self._io.load_bytes(data) if data else loaded
+
+
+def _opener() -> Any:
+    """Pillow's, but for releases that do not open every format that Pillow knows."""
+    return getattr(sys.modules[ImageMediaIO.__module__], "open_image", Image.open)
 
 
 def _timeout() -> Any:
