@@ -31,13 +31,14 @@ def sample(mode: str, orientation: int) -> Image.Image:
 def test_strips_give_what_one_piece_gives(mode, monkeypatch) -> None:
     for orientation in range(1, 9):
         whole = to_rgb(sample(mode, orientation))
+        assert whole.mode == "RGB" and to_rgb(whole) is whole  # not turned again
         for rows in (7, 22):
             monkeypatch.setattr(convert, "STRIP", rows * 31 * 4)
             image = sample(mode, orientation)
             stripes = to_rgb(image)
             assert stripes.size == whole.size == ((31, 23) if orientation < 5 else (23, 31))
             assert stripes.tobytes() == whole.tobytes()
-            assert to_rgb(stripes) is stripes  # not turned again
+            assert to_rgb(stripes) is stripes
             monkeypatch.undo()
 
 
