@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageCms
 
 from vision_exp.image.convert import to_rgb
 from vision_exp.image.files import mended
@@ -61,6 +61,11 @@ def plain(mode: str, colour: Any) -> Image.Image:
 def frames(kind: str, **options: Any) -> bytes:
     first, second = (plain("RGB", colour) for colour in ("red", "blue"))
     return saved(first, kind, save_all=True, append_images=[second], **options)
+
+
+def profile() -> bytes:
+    """One that would change every colour."""
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
 
 
 def without_adobe(data: bytes) -> bytes:
@@ -138,6 +143,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "PNG, palette": palette,
     "PNG, palette with transparency": lambda: palette(transparency=b"\xff\xff\x80\x00"),
     "PNG with EXIF orientation": lambda: turned("PNG"),
+    "PNG with a colour profile": lambda: saved(made("RGB", COLOURS), "PNG", icc_profile=profile()),
     "PNG without its end (IEND)": lambda: saved(made("RGB", COLOURS), "PNG")[:-12],
     "PNG, damaged pixels": lambda: broken(saved(made("RGB", COLOURS), "PNG")),
     "APNG": lambda: frames("PNG"),
@@ -149,8 +155,11 @@ KINDS: dict[str, Callable[[], Any]] = {
     "JPEG, progressive, cut off": lambda: saved(plain("RGB", "red"), "JPEG", progressive=True)[
         :-20
     ],
+    "JPEG without its end": lambda: saved(plain("RGB", "red"), "JPEG")[:-2],
+    "JPEG 2000, 16-bit grey": lambda: saved(Image.new("I;16", (64, 64), 128 * 257), "JPEG2000"),
     "GIF, animated": lambda: frames("GIF"),
     "WebP, animated": lambda: frames("WEBP", lossless=True),
+    "WebP, cut off": lambda: saved(plain("RGB", "red"), "WEBP", lossless=True)[:-2],
     "WebP, RGBA": lambda: saved(made("RGBA", CLEAR), "WEBP", lossless=True),
     "WebP with EXIF orientation": lambda: turned("WEBP"),
     "AVIF": lambda: saved(plain("RGB", "white"), "AVIF"),
@@ -163,6 +172,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "TIFF, 32-bit integers up to 65535": lambda: tiff(Image.fromarray(WIDE.astype(np.int32))),
     "TIFF, 32-bit integers beyond": lambda: tiff(Image.fromarray(WIDE.astype(np.int32) * 9)),
     "TIFF, float, 0 to 1": lambda: tiff(Image.fromarray(FLOATS)),
+    "TIFF, several pages": lambda: frames("TIFF"),
     "TIFF, CMYK": lambda: tiff(plain("CMYK", (0, 255, 255, 0))),
     "TIFF, LAB": lambda: tiff(plain("LAB", (0, 128, 128))),
     "PPM, 16-bit grey": lambda: b"P5 4 1 65535\n" + WIDE.astype(">u2").tobytes(),
@@ -218,7 +228,7 @@ def row(name: str) -> str:
             given = Image.open(BytesIO(mended(given)))
         mode = given.mode if isinstance(given, Image.Image) else ""
         rgb = to_rgb(given if isinstance(given, Image.Image) else image_of(given))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return f"| {name} | {mode} | refused: {str(error).split(':')[0]} |"
     pixels = [rgb.getpixel((x, 0)) for x in range(rgb.width)]
     shown = [str(one[0]) if len(set(one)) == 1 else str(one) for one in pixels]
