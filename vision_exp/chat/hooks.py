@@ -39,7 +39,7 @@ REQUIRES = (
     "OpenAIServing.create_error_response(message)",
     "vllm.entrypoints.serve.engine.serving:"
     "BaseServing.model_config | vllm.entrypoints.openai.engine.serving:OpenAIServing.model_config",
-    "vllm.envs:VLLM_MEDIA_CONNECTOR",
+    "vllm.envs:{VLLM_MEDIA_CONNECTOR, VLLM_IMAGE_FETCH_TIMEOUT}",
     "vllm.exceptions:VLLMValidationError",
     "vllm.inputs.llm:TokensPrompt.{prompt_token_ids, prompt}",
     "vllm.inputs.llm:_PromptOptions.{multi_modal_data, multi_modal_uuids}",
@@ -48,8 +48,11 @@ REQUIRES = (
     "vllm.multimodal.inputs:PlaceholderRange.{offset, length, is_embed}",
     "vllm.multimodal.media.connector:MediaConnector.{__init__(media_io_kwargs, "
     "allowed_local_media_path, allowed_media_domains), fetch_image(image_url), "
-    "fetch_image_async(image_url)}",
-    "vllm.multimodal.media:MEDIA_CONNECTOR_REGISTRY",
+    "fetch_image_async(image_url), media_io_kwargs, load_from_url(url, media_io, fetch_timeout), "
+    "load_from_url_async(url, media_io, fetch_timeout)}",
+    "vllm.multimodal.media.image:ImageMediaIO.{__init__(image_mode), load_bytes(data), "
+    "rgba_background_color, _convert_image_mode(image)}",
+    "vllm.multimodal.media:{MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaWithBytes}",
     "vllm.renderers.base:BaseRenderer.{__init__, _executor, default_chat_tok_params, "
     "get_tokenizer, model_config, process_for_engine(prompt), process_for_engine_async(prompt)}",
     "vllm.renderers.deepseek_v4:DeepseekV4Renderer.{render_messages(messages, params), "

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
 from PIL import Image
 
 from vision_exp.chat.rules import ImagePart, RuleError
+from vision_exp.image.values import image_of
 
 _DATA_URL = re.compile(r"data:(?P<type>[^,;]*)(?:;[^,;]*)*?;?base64,", re.IGNORECASE)
 _SOURCE_KEYS = ("image_url", "image", "image_pil", "url", "source", "data")
 _LONGEST_REASON = 300
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def load(sources: Sequence[Source], connector: Any) -> list[Any]:
             if source.url is None:
                 images.append(_as_image(source.image))
             else:
-                images.append(_decoded(_whole(connector.fetch_image(source.url))))
+                images.append(connector.fetch_image(source.url))
         except Exception as error:
             raise _failure(source, error) from error
     return images
@@ -74,7 +71,7 @@ async def load_async(sources: Sequence[Source], connector: Any) -> list[Any]:
         try:
             if source.url is None:
                 return _as_image(source.image)
-            return _whole(await connector.fetch_image_async(source.url))
+            return await connector.fetch_image_async(source.url)
         except Exception as error:
             raise _failure(source, error) from error
 
@@ -100,31 +97,10 @@ def _tidy(where: str, url: str) -> str:
 
 def _as_image(value: Any) -> Any:
     """The object of a part as an image. None, where an uuid stands for it, stays None."""
-    if isinstance(value, torch.Tensor):
-        value = value.numpy(force=True)
-    if isinstance(value, np.ndarray):
-        value = Image.fromarray(value)
-    if value is not None and not isinstance(value, Image.Image):
-        raise ValueError(f"expected a URL, a PIL image or an array, got {type(value).__name__}")
-    return _decoded(value)
-
-
-def _whole(loaded: Any) -> Any:
-    """An image from vLLM's loader. Raises if it is a damaged PNG, which that takes for whole.
-
-    The loader asks for the orientation first, for which Pillow decodes a PNG, and drops what goes
-    wrong; a second decoding then gives the part before the damage without a word.
-    """
-    data = getattr(loaded, "original_bytes", b"")
-    if data.startswith(_PNG):
-        Image.open(io.BytesIO(data)).verify()
-    return loaded
-
-
-def _decoded(image: Any) -> Any:
-    # A PIL image opened from a file is read only when its pixels are; a broken one fails here.
-    if callable(getattr(image, "load", None)) and hasattr(image, "mode"):
-        image.load()
+    if value is None:
+        return None
+    image = value if isinstance(value, Image.Image) else image_of(value)
+    image.load()  # one opened from a file is read only now; a broken one fails here
     return image
 
 

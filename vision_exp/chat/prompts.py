@@ -84,7 +84,7 @@ def _refuse(ids: Sequence[int], position: int, refused: frozenset[int] = RESERVE
     index, token = next((i, token) for i, token in enumerate(ids) if token in refused)
     raise bad_request(
         f"the prompt has token {token} ({_NAMES[token]}) at position {position + index}, which is "
-        "reserved for images and not text: send pictures as image parts of a user message, and "
+        "reserved for images and not text: send images as image parts of a user message, and "
         "text that quotes this name as a chat message"
     )
 

@@ -55,14 +55,17 @@ class ChatRequest:
         import vllm.envs as envs
         from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 
+        from vision_exp.chat.loading import ImageLoader
+
         config = self._renderer.model_config
         options = self.params.media_io_kwargs or config.multimodal_config.media_io_kwargs
-        return MEDIA_CONNECTOR_REGISTRY.load(
+        connector = MEDIA_CONNECTOR_REGISTRY.load(
             envs.VLLM_MEDIA_CONNECTOR,
             media_io_kwargs=options,
             allowed_local_media_path=config.allowed_local_media_path,
             allowed_media_domains=config.allowed_media_domains,
         )
+        return ImageLoader(connector)
 
     def needs_ids(self, prompt: Any) -> bool:
         """False if vLLM's own tokenisation of the rendered text is right."""
