@@ -12,11 +12,10 @@ import pytest
 
 from vision_exp.validate import command, run
 from vision_exp.validate.__main__ import main
-from vision_exp.validate.checks import CHECKS, Check
+from vision_exp.validate.checks import CHECKS, Check, Session
 from vision_exp.validate.client import Refused, TooLate
 from vision_exp.validate.judge import Verdict
 from vision_exp.validate.run import no_server
-from vision_exp.validate.session import Session
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -239,7 +238,7 @@ def test_a_result_is_written_whole_or_not_at_all(
 def test_a_device_for_the_result_stays() -> None:
     path = Path("/dev/null")
     options = command.Options("http://h", json=path)
-    command.prepare(options)
+    command.write(options)
     command.write(options, {"failed": 0})
     assert path.is_char_device()
 
