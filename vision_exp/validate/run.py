@@ -1,16 +1,20 @@
 """One server: what has to be known of it, all checks, and what to do where it cannot be used."""
 
 import asyncio
+import contextlib
+import itertools
 import shlex
+import sys
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from urllib.parse import urljoin
 
 from vision_exp.validate import command
-from vision_exp.validate.checks import CHECKS, Check, Session, shows
+from vision_exp.validate.checks import CHECKS, NAME_COLOUR, Check, Session, shows
 from vision_exp.validate.client import BUSY, LOGPROBS, BadReply, Json, Refused, ServerError, TooLate
 from vision_exp.validate.command import COMMAND, EXAMPLE, Options, Stop, say
-from vision_exp.validate.images import COLOURS
+from vision_exp.validate.images import COLOURS, colours_named
 from vision_exp.validate.judge import FLOOR, Verdict, noise_of
 
 #: DeepSeek-V4's rendering in vLLM thinks if either is true, also as a default of the server.
@@ -28,8 +32,12 @@ SENSE = {
 }
 
 
+#: Seconds between two words that something still runs.
+TICK = 10
+
+
 class NoImages(ServerError):
-    """The server answered text, and refused the same with an image."""
+    """The server answered text, and refused, dropped or did not see the same with an image."""
 
 
 def everything(options: Options) -> int:
@@ -58,15 +66,32 @@ def _tally(results: list[Json]) -> tuple[str, dict[str, int]]:
 
 
 async def _judge(options: Options, results: list[Json]) -> Session:
+    session = Session(options.url, options.model, options.api_key, options.timeout)
     try:
-        session = await explore(
-            Session(options.url, options.model, options.api_key, options.timeout)
-        )
+        async with progress(f"looking at {options.url}"):
+            session = await explore(session)
     except ServerError as error:
         raise no_server(options, error) from error
-    for check in CHECKS:
-        results.append(await run(check, session))
+    for number, check in enumerate(CHECKS, 1):
+        async with progress(f"check {number} of {len(CHECKS)}, {check.name}"):
+            results.append(await run(check, session))
     return session
+
+
+@contextlib.asynccontextmanager
+async def progress(what: str) -> AsyncIterator[None]:
+    """Says on standard error, every `TICK` seconds, that this still runs."""
+
+    async def tell() -> None:
+        for seconds in itertools.count(TICK, TICK):
+            await asyncio.sleep(TICK)
+            print(f"[vision-exp] {what}: {seconds} s so far", file=sys.stderr, flush=True)
+
+    task = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 async def explore(session: Session) -> Session:
@@ -98,14 +123,22 @@ async def explore(session: Session) -> Session:
         say(f"As {incoherent} ({texts}), checks of content will be skipped.")
         session = replace(session, incoherent_reason=incoherent)
     contents = [shows(colour, 200 + index) for index, colour in enumerate(COLOURS[:3])]
+    named = f"{session.url}: the model {session.model}"
+    plain = (await session.ask([NAME_COLOUR])).prompt_tokens
     try:
-        noise = noise_of(*[await session.repeat(content, times=4) for content in contents])
+        repeats = [await session.repeat(content, times=4) for content in contents]
     except Refused as error:
         if error.status in CALLER:
             raise
         does = "fails at an" if error.status >= 500 else "takes no"
-        words = f"{session.url}: the model {session.model} answers text but {does} image"
-        raise NoImages(f"{words}: {error.reply}", error.status) from error
+        words = f"{named} answers text but {does} image: {error.reply}"
+        raise NoImages(words, error.status) from error
+    shown, alike = repeats[0][0], len({answers[0].texts for answers in repeats}) == 1
+    if alike and 0 < shown.prompt_tokens <= plain:
+        raise NoImages(f"{named} counts {plain} prompt tokens, and no more with an image")
+    if alike and not session.incoherent_reason and len(colours_named(shown.text)) < 2:
+        raise NoImages(f"{named} answers {shown.text!r} to discs of three colours")
+    noise = noise_of(*repeats)
     if noise.incomparable or noise.limit > FLOOR:
         say(
             f"Asked again alone, its answers move by {noise.moved:.2f} nats, or cannot be compared "
@@ -156,5 +189,7 @@ def no_server(options: Options, error: ServerError) -> Stop:
         f"curl {options.url}/models   (names the models; else start the server, or correct --url, "
         "--model)": True,
     }
-    words = f"no usable server: {error}. Nothing was checked."
+    blind = isinstance(error, NoImages)
+    words = "this server does not see images" if blind else "no usable server"
+    words += f": {error}. Nothing was checked."
     return Stop(command.NO_SERVER, words, next(hint for hint, holds in hints.items() if holds))
