@@ -4,22 +4,20 @@ Every answer is held against repeats of its request, and against answers to anot
 those are no further away, nothing is concluded (`judge`).
 """
 
-import asyncio
 import itertools
 import re
 import statistics
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from vision_exp.validate import images
-from vision_exp.validate.client import BUSY, Answer, Client, Content, Refused
-from vision_exp.validate.images import COLOURS, colours_named, disc, part
+from vision_exp.validate.client import BUSY, COUNT, Answer, Client, Content, Refused, at_once
+from vision_exp.validate.images import COLOURS, NAME_COLOUR, colours_named, disc, part, shows
 from vision_exp.validate.judge import Good, Noise, Reference, Verdict, all_same, both
 
-NAME_COLOUR = "What colour is the disc? Answer with one word."
 #: Its answer, too, depends on the image.
 IN_FRENCH = "What colour is the disc? Answer in French, with one word."
 LONG_STORY = "Tell a story about this picture, of at least a thousand words."
@@ -84,19 +82,6 @@ class Session(Client):
 
 
 Run = Callable[[Session], Awaitable[Verdict]]
-
-
-def shows(colour: str, seed: int, question: str = NAME_COLOUR) -> Content:
-    """An image of one colour's disc, and a question."""
-    return [part(disc(colour, seed)), question]
-
-
-async def at_once(calls: list[Coroutine[Any, Any, Answer]]) -> list[Answer]:
-    """The calls' results in their order. Raises the first's error once all have ended."""
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    for error in (each for each in found if isinstance(each, BaseException)):
-        raise error
-    return [each for each in found if isinstance(each, Answer)]
 
 
 async def concurrent(session: Session, count: int) -> Verdict:
@@ -206,6 +191,25 @@ async def send_bad(session: Session) -> Verdict:
     return Verdict(good, "two bad images, and their status against 4xx", f"{found}")
 
 
+async def unaccepted(session: Session) -> Verdict:
+    """An image must not be taken for known after a request that never got it to the engine."""
+    contents = [shows(colour, 130) for colour in COLOURS[:3]]
+    refused = await session.attempt(contents[0], temperature=-1)
+    data = contents[1][0]["image_url"]["url"].partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    parts = [{"type": "image", "source": source}, {"type": "text", "text": NAME_COLOUR}]
+    body = {"model": session.model, "messages": [{"role": "user", "content": parts}]}
+    try:
+        counted = (await session.fetch(COUNT, body))[0].decode(errors="replace")[:80]
+    except Refused as error:  # no such address: nothing is spoilt
+        counted = error.reply
+    early = await session.cancel_early(contents[2])
+    answers = [(index, await session.ask(each)) for index, each in enumerate(contents)]
+    what = "answers to images first sent in a refused, a counting and an aborted request"
+    detail = f"refused: HTTP {refused.status}; counted: {counted}; aborted: {early}"
+    return await session.compare(what, contents, answers, detail, refused.status == 400)
+
+
 async def system_image(session: Session) -> Verdict:
     """Images belong to user messages; elsewhere they are an error, not a silent drop."""
     said = {"system": [part(disc("red", 120))], "user": "Hello"}
@@ -288,6 +292,7 @@ CHECKS = (
     Check("a prefix fork", prefix_fork, "warm_reason"),
     Check("a cancelled request", partial(undisturbed, colour="black", disturb=hang_up)),
     Check("a bad image, then a good one", partial(undisturbed, colour="white", disturb=send_bad)),
+    Check("an image after a request that ended early", unaccepted),
     Check("an image in a system message", system_image),
     Check("images of all shapes", partial(accepted, made=images.shapes)),
     Check("formats and colour modes", partial(accepted, made=images.formats)),

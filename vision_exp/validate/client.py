@@ -8,7 +8,7 @@ import contextlib
 import functools
 import socket
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 Bytes = AsyncIterator[bytes]
 #: What a user message is made of: texts, and content parts (Json) with images.
 Content = Sequence[Any]
-MODELS, CHAT = "/models", "/chat/completions"
+MODELS, CHAT, COUNT = "/models", "/chat/completions", "/messages/count_tokens"
 #: Bytes of a reply: a hundred times what the longest answer asked for here takes.
 LARGEST_REPLY = 16 << 20
 LOGPROBS: Json = {"logprobs": True, "top_logprobs": 20}
@@ -170,11 +170,11 @@ class Client:
 
     async def first_model(self) -> str:
         """The name of the first model that the server lists."""
-        return _Models.read(*await self._fetch(MODELS)).first
+        return _Models.read(*await self.fetch(MODELS)).first
 
     async def ask(self, content: Content, **options: Any) -> Answer:
         """One greedy answer; ``options`` are those of `body`."""
-        return Chat.read(*await self._fetch(CHAT, self.body(content, **options))).answer()
+        return Chat.read(*await self.fetch(CHAT, self.body(content, **options))).answer()
 
     def body(self, content: Content, max_tokens: int = 16, **fields: Any) -> Json:
         """A request of one user message; ``fields`` go beside it, or in its place."""
@@ -211,7 +211,7 @@ class Client:
         except (BadReply, Refused) as error:
             return Cut(error=str(error))
 
-    async def _fetch(self, path: str, body: Json | None = None) -> tuple[bytes, str]:
+    async def fetch(self, path: str, body: Json | None = None) -> tuple[bytes, str]:
         """A whole reply, and the URL that sent it."""
         url = self.url + path
         with anyio.move_on_after(self.timeout):
@@ -249,6 +249,14 @@ class Client:
             while inner := root.__cause__ or root.__context__:  # what wraps it says less
                 root = inner
             raise ServerError(f"{url}: {broke}{str(root) or type(root).__name__}") from error
+
+
+async def at_once(calls: list[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """The calls' results in their order. Raises the first's error once all have ended."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    for error in (each for each in found if isinstance(each, BaseException)):
+        raise error
+    return [each for each in found if isinstance(each, Answer)]
 
 
 async def _bounded(response: httpx.Response, url: str) -> Bytes:

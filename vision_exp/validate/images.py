@@ -13,6 +13,7 @@ Part = dict[str, Any]
 #: A name, an image, and the format to send it in.
 Sample = tuple[str, Image.Image, str]
 COLOURS = ("red", "green", "blue", "yellow", "black", "white")
+NAME_COLOUR = "What colour is the disc? Answer with one word."
 #: (width, height) that a server must take: tiny, huge, far from square, no multiple of anything.
 SHAPES = [(1, 1), (14, 14), (640, 480), (333, 777), (1920, 1080), (4000, 3000)]
 SHAPES += [(2000, 200), (200, 2000), (3000, 20), (20, 3000), (512, 4096), (1023, 127)]
@@ -56,6 +57,11 @@ def part(image: Image.Image | bytes, form: str = "PNG") -> Part:
     data = image if isinstance(image, bytes) else encode(image, form)
     url = f"data:image/{form.lower()};base64,{base64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def shows(colour: str, seed: int, question: str = NAME_COLOUR) -> list[Any]:
+    """An image of one colour's disc, and a question: what a user message is made of."""
+    return [part(disc(colour, seed)), question]
 
 
 def encode(image: Image.Image, form: str = "PNG") -> bytes:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from urllib.parse import urljoin
 
 from vision_exp.validate import command
-from vision_exp.validate.checks import CHECKS, NAME_COLOUR, Check, Session, shows
+from vision_exp.validate.checks import CHECKS, Check, Session
 from vision_exp.validate.client import BUSY, LOGPROBS, BadReply, Json, Refused, ServerError, TooLate
 from vision_exp.validate.command import COMMAND, EXAMPLE, Options, Stop, say
-from vision_exp.validate.images import COLOURS, colours_named
+from vision_exp.validate.images import COLOURS, NAME_COLOUR, colours_named, shows
 from vision_exp.validate.judge import FLOOR, Verdict, noise_of
 
 #: DeepSeek-V4's rendering in vLLM thinks if either is true, also as a default of the server.

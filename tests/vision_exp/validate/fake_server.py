@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from vision_exp.validate import images
 
 NAME = "stand-in"
 #: Faults of the server before its model gets a request.
-BEFORE_THE_MODEL = ("images dropped", "images unseen")
+BEFORE_THE_MODEL = ("images dropped", "images unseen", "unaccepted images lost")
 
 
 def spoil(body: dict[str, Any], drop: bool) -> None:
@@ -41,6 +42,8 @@ def serving(
     """The base URL of a stand-in, while the block runs; ``name`` is its model's."""
     model = Model("" if fault in BEFORE_THE_MODEL else fault, trained, mind)
 
+    lost: set[str] = set()
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if model.fault == "paths count" and not self.path.startswith("/v1/"):
@@ -51,7 +54,17 @@ def serving(
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if fault in BEFORE_THE_MODEL:
+            shown = set(re.findall(r"[A-Za-z0-9+/=]{200,}", json.dumps(body)))
+            if unaccepted := self.path.endswith("count_tokens") or body.get("temperature", 0) < 0:
+                lost.update(shown)
+            if fault == "unaccepted images lost" and not unaccepted and shown & lost:
+                self.reply(500, {"error": "expected a cached item"})
+                return
+            if unaccepted:
+                refused = not self.path.endswith("count_tokens")
+                self.reply(400 if refused else 200, {"input_tokens": 9})
+                return
+            if fault in ("images dropped", "images unseen"):
                 spoil(body, drop=fault == "images dropped")
             try:
                 answer = model.answer(body)

@@ -68,6 +68,12 @@ def test_a_fault_fails_its_check(fault: str) -> None:
     assert found["state"] == "failed", found
 
 
+def test_an_image_that_a_refused_request_spoils() -> None:
+    with fake_server.serving("unaccepted images lost") as url:
+        found = _run("an image after a request that ended early", url)
+    assert found["state"] == "failed" and "HTTP 500" in found["detail"], found
+
+
 def test_a_failed_check_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = fake_model.FAULTS["order ignored"]
     monkeypatch.setattr(run, "CHECKS", (CHECKS[name],))
