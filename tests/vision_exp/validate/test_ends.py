@@ -53,8 +53,9 @@ def test_an_interrupt_ends_it_at_once(times: int, tmp_path: Path) -> None:
     assert time.monotonic() - started < AT_ONCE
     assert process.returncode == command.INTERRUPTED
     assert "Traceback" not in errors and "ignored" not in errors
-    assert told.startswith("0 passed, 0 failed, 0 skipped; interrupted: of 13 checks")
-    first, last = errors.splitlines()
+    assert told.startswith("0 passed, 0 failed, 0 skipped; interrupted: of 14 checks")
+    # On a busy machine the run may have said that it still runs.
+    first, last = [line for line in errors.splitlines() if not line.endswith(" s so far")]
     assert first.startswith("[vision-exp] interrupted")
     typed = shlex.split(last.removeprefix(f"next: {command.COMMAND} "))
     assert command.parse(typed).url == url
