@@ -17,6 +17,7 @@ from torch import nn
 from vision_exp.config import VisionConfigError, read_config
 from vision_exp.engine import context
 from vision_exp.layout import PLACEHOLDER, SENTINEL_FIRST, TokenType, image_token_mask
+from vision_exp.model import ranks
 from vision_exp.model.encoder import encode_images, merge_rows
 from vision_exp.model.weights import load_weights
 
@@ -40,7 +41,7 @@ def add_vision(model: Any, vllm_config: Any) -> None:
         return
     if getattr(multimodal, "mm_encoder_only", False):
         raise VisionConfigError("--mm-encoder-only is not supported for this model")
-    model.data_parallel = multimodal.mm_encoder_tp_mode == "data"
+    model.data_parallel = ranks.tower_mode(multimodal.mm_encoder_tp_mode).data_parallel
     linears = VllmLinears.for_config(config, data_parallel=model.data_parallel)
     with model._mark_tower_model(vllm_config, {"image"}):
         model.vision = VisionTower(config, linears)
