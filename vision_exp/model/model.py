@@ -29,6 +29,7 @@ def add_vision(model: Any, vllm_config: Any) -> None:
     from vllm.distributed import get_pp_group
 
     from vision_exp.tower import Aligner, VisionTower
+    from vision_exp.tower.attention import available_flash
     from vision_exp.tower.parallel import VllmLinears
 
     config = read_config(vllm_config.model_config.hf_config)
@@ -46,6 +47,7 @@ def add_vision(model: Any, vllm_config: Any) -> None:
     with model._mark_tower_model(vllm_config, {"image"}):
         model.vision = VisionTower(config, linears)
         model.aligner = Aligner(config, linears)
+    model.vision.flash = available_flash()  # vLLM's config is known here, and not when it runs
     for name in LEARNED:
         vector = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
         setattr(model, name, vector)
