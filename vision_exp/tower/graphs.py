@@ -23,7 +23,7 @@ import torch
 
 from vision_exp import settings
 from vision_exp.tower import backends, fused, trial
-from vision_exp.tower.attention import ImageAttention, available_flash, on_device
+from vision_exp.tower.attention import ImageAttention, Kind, available_flash, on_device
 from vision_exp.tower.backends import Backend
 from vision_exp.tower.trial import Capture, Replay
 
@@ -106,7 +106,7 @@ def run(
     """
     capturing = torch.cuda.is_current_stream_capturing()
     if not hasattr(tower, "_backend") and not capturing:
-        _prepare(tower, patches)
+        prepare(tower, patches, backends.kinds(patches.device, tower.flash or available_flash()))
     if hasattr(tower, "_graphs") and not capturing:
         bucket = find_bucket(tower._graphs, seqlens) if tower._graphs else None
         if bucket:
@@ -141,17 +141,18 @@ def make_buckets(make: Callable[[int], Bucket], sizes: Sequence[int] = SIZES) ->
     return [make(rows) for rows in reversed(sizes)][::-1]
 
 
-def _prepare(tower: Any, patches: torch.Tensor) -> None:
+def prepare(tower: Any, patches: torch.Tensor, kinds: Sequence[Kind]) -> None:
+    """Chooses among these kinds of attention, and captures the graphs; see `run`."""
     wanted, side = settings.TOWER_GRAPHS.is_on(), torch.cuda.Stream()
-    capture = partial(_capture, side=side) if wanted else _run_once
+    capture = capturing(side) if wanted else _run_once
     heads, dim = tower.blocks[0].attn.n_heads, tower.config.head_dim
-    stage = trial.Stage(heads, dim, patches.device, capture, _milliseconds)
-    kind = trial.choose(backends.kinds(patches.device, tower.flash or available_flash()), stage)
+    stage = trial.Stage(heads, dim, patches.device, capture, milliseconds)
+    kind = trial.choose(kinds, stage)
     torch.cuda.empty_cache()  # what the trial's graphs held
     tower._backend = backends.select(patches.device, kind) if kind else Backend()
     tower._graphs = None
     if wanted and kind and not tower.blocks[0].sharded:
-        capture = partial(_capture, side=side, pool=torch.cuda.graph_pool_handle())
+        capture = capturing(side, torch.cuda.graph_pool_handle())
         tower._graphs = capture_all(tower, patches, tower._backend, capture)
 
 
@@ -212,7 +213,7 @@ def _run_once(work: Callable[[], None]) -> Replay:
     return work
 
 
-def _milliseconds(replay: Replay) -> float:
+def milliseconds(replay: Replay) -> float:
     """The faster of two runs, on the device's clock, after one to warm up."""
     replay()
     times = []
@@ -226,7 +227,12 @@ def _milliseconds(replay: Replay) -> float:
     return min(times)
 
 
-def _capture(work: Callable[[], None], *, side: torch.cuda.Stream, pool: Any = None) -> Replay:
+def capturing(side: torch.cuda.Stream, pool: Any = None) -> Capture:
+    """Captures CUDA graphs on a stream of their own, which share a memory pool if there is one."""
+    return partial(_capture, side=side, pool=pool)
+
+
+def _capture(work: Callable[[], None], *, side: torch.cuda.Stream, pool: Any) -> Replay:
     # Not torch.cuda.graph: that collects garbage each time, seconds in a large process.
     graph = torch.cuda.CUDAGraph()
     side.wait_stream(torch.cuda.current_stream())
