@@ -95,7 +95,8 @@ def tail_error() -> float:
     """The last rows of one image, by one program for each tile and by several.
 
     Rows behind the last key, as a bucket has them, change nothing; nor do keys that a bucket is
-    told of and does not have. What has been attended to before is left alone.
+    told of and does not have. What has been attended to before is left alone. And all rows of
+    packed images, by the same kernel.
     """
     errors = []
     for rows, length, start in ((300, 287, 130), (200, 900, 140), (90, 3, 1)):
@@ -108,6 +109,10 @@ def tail_error() -> float:
                 out = torch.full_like(expected, 7.0)
                 tail(qkv, cu_seqlens_k, out)
                 errors.append(float((out - expected).norm() / expected.norm()))
+    qkv, seqlens = torch.randn(61, 3, 4, 16), [20, 1, 40]
+    expected = attention.torch_packed(qkv, seqlens)
+    out = split_kv.packed(split_kv.Tile(16, 32, 4, 2), qkv, seqlens)
+    errors.append(float((out - expected).norm() / expected.norm()))
     return max(errors)
 
 
