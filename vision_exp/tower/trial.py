@@ -62,9 +62,10 @@ def choose(kinds: Sequence[Kind], stage: Stage) -> Kind | None:
         said.append(f"{kind.name} {times[0]:.0f} and {times[1]:.0f}")
         if best is None or sum(times) < FASTER * best[0]:
             best = (sum(times), kind)
-    logger.info(
+    logger.log(
+        logging.INFO if best else logging.WARNING,
         "[vision-exp] tower attention: %s (microseconds for %d and %d rows: %s)",
-        best[1].name if best else "none",
+        best[1].name if best else "torch without graphs, since nothing that was tried is right",
         *(length for _, length in SIZES),
         "; ".join(said),
     )

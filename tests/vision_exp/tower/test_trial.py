@@ -115,7 +115,10 @@ def test_what_is_wrong_or_raises_is_left_out_with_its_reason(
     assert found is not None and found.name == "torch"
     assert f"FlashAttention 4 left out ({reason}" in caplog.messages[0]
     assert trial.choose([broken], stage({})) is None
-    assert caplog.messages[1].startswith("[vision-exp] tower attention: none (")
+    assert caplog.messages[1].startswith(
+        "[vision-exp] tower attention: torch without graphs, since nothing that was tried is right"
+    )
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
     assert all("\n" not in line for line in caplog.messages)
 
 
