@@ -14,7 +14,7 @@ import torch
 
 from vision_exp.chat.blocks import check_feature
 from vision_exp.config import VisionConfig, is_vision_exp
-from vision_exp.layout import IMAGE_ID, RESERVED_IDS, SENTINELS, TOKENS
+from vision_exp.layout import END_ID, IMAGE_ID, PLACEHOLDER, PLACEHOLDER_ID, RESERVED_IDS, TOKENS
 
 _NAMES = {token_id: name for name, token_id in TOKENS.items()}
 
@@ -50,10 +50,22 @@ def restore_is_embed(request: Any) -> None:
 def check_prompt(prompt: Any) -> None:
     """Check a prompt that is about to be processed. Raises what maps to HTTP 400.
 
-    Placeholders may stand only beside images; the processor compares their number.
+    Reserved ids may stand only beside images; the processor compares them with these.
     """
     ids = prompt.get("prompt_token_ids") or ()
-    _refuse(ids, 0, SENTINELS if prompt.get("multi_modal_data") else RESERVED_IDS)
+    data = prompt.get("multi_modal_data")
+    if not data:
+        _refuse(ids, 0)
+        return
+    images = data.get("image")
+    count = len(images) if isinstance(images, list) else 1
+    left = ids.count(PLACEHOLDER_ID) + ids.count(END_ID)
+    # The text is from before truncation. A prompt of ids alone says nothing of what was cut.
+    if left < count <= (prompt.get("prompt") or "").count(PLACEHOLDER):
+        raise bad_request(
+            f"truncate_prompt_tokens cuts {count - left} of the request's {count} images out of "
+            "the prompt. Raise it, leave it out, or send fewer images"
+        )
 
 
 def check_request(request: Any, hf_config: Any) -> None:
@@ -78,14 +90,15 @@ def check_request(request: Any, hf_config: Any) -> None:
     _refuse(ids[done:] if done else ids, done)
 
 
-def _refuse(ids: Sequence[int], position: int, refused: frozenset[int] = RESERVED_IDS) -> None:
-    if refused.isdisjoint(ids):
+def _refuse(ids: Sequence[int], position: int) -> None:
+    if RESERVED_IDS.isdisjoint(ids):
         return
-    index, token = next((i, token) for i, token in enumerate(ids) if token in refused)
+    index, token = next((i, token) for i, token in enumerate(ids) if token in RESERVED_IDS)
     raise bad_request(
         f"the prompt has token {token} ({_NAMES[token]}) at position {position + index}, which is "
         "reserved for images and not text: send pictures as image parts of a user message, and "
-        "text that quotes this name as a chat message"
+        "text that quotes this name as a chat message. (Ids that this server made of a chat with "
+        "images are taken back together with the same images only, not by /v1/completions.)"
     )
 
 
