@@ -34,6 +34,7 @@ from vllm.multimodal.processing import (
 from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 
 from vision_exp import evidence
+from vision_exp.chat.placement import place
 from vision_exp.config import VisionConfig, VisionConfigError, read_config
 from vision_exp.image.backend import warm_up
 from vision_exp.image.transform import images_to_patches
@@ -48,7 +49,6 @@ from vision_exp.layout import (
 )
 from vision_exp.model.items import ImageParser, NormalizedImages, normalize_images
 from vision_exp.model.options import lowered
-from vision_exp.model.placement import place
 
 _BUDGET = "max_n_token"
 
@@ -210,7 +210,7 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
     def _apply_prompt_updates(
         self, token_ids: list[int], mm_prompt_updates: Mapping[str, Sequence[Sequence[Any]]]
     ) -> tuple[list[int], Mapping[str, list[PlaceholderFeaturesInfo]]]:
-        """Replace the k-th placeholder by the k-th image's block (see placement.py).
+        """Replace the k-th placeholder by the k-th image's block (see chat/placement.py).
 
         Not vLLM's own version: each block's length depends on where it starts, hence on the pads
         of the blocks before it.

@@ -122,7 +122,7 @@ def test_placeholders_may_stand_beside_images_only():
     prompts.check_prompt({"prompt": "text alone"})
     with pytest.raises(Refused, match="token 129264"):
         prompts.check_prompt(ids)
-    # What stands beside images is the processor's to judge (model/placement.py).
+    # What stands beside images is the processor's to judge (chat/placement.py).
     prompts.check_prompt({"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": [0]}})
 
 

@@ -186,3 +186,51 @@ def test_marks_are_the_structured_parts_in_order(messages, mode):
         if rules.is_image(part) and (mode == "move" or message["role"] == "user")
     ]
     assert sorted(map(repr, (image.part for image in chat.images))) == sorted(map(repr, expected))
+
+
+def test_a_tool_result_of_texts_is_left_to_vllm():
+    result = tool({"type": "text", "text": "a"}, {"type": "text", "text": "b"})
+    for mode in ("refuse", "note", "move"):
+        chat = read([result, {"role": "user", "content": [IMAGE]}], tool_images=mode)
+        assert chat.messages[0] is result
+    assert (
+        read([tool("a", "b", IMAGE)], tool_images="note").messages[0]["content"].count("\n\n") == 2
+    )
+
+
+def test_a_latest_reminder_may_hold_an_image():
+    chat = read([{"role": "latest_reminder", "content": ["late", IMAGE]}])
+    assert chat.messages[0]["content"] == "late\n\n@0@"
+
+
+def turn(role):
+    return {"role": role, "content": [IMAGE] if role == "user" else "x"}
+
+
+@pytest.mark.parametrize(
+    ("roles", "earlier"),
+    [
+        ("user", [False]),
+        ("user user", [False, False]),
+        ("user assistant user", [True, False]),
+        ("user assistant tool", [True]),
+        ("user assistant tool assistant user tool user", [True, False, False]),
+        ("user system user", [False, False]),
+        ("user assistant", [False]),  # an answer that is to be continued
+        ("user assistant user assistant", [True, False]),
+    ],
+)
+def test_images_of_earlier_turns_are_those_that_were_answered(roles, earlier):
+    chat = read([turn(role) for role in roles.split()])
+    assert [image.earlier for image in chat.images] == earlier
+    assert rules.has_images([turn(role) for role in roles.split()])
+    assert not rules.has_images([turn("assistant")])
+
+
+def test_parts_that_are_checked_only_when_read_are_named():
+    def parts():
+        yield IMAGE
+        raise ValueError("1 validation error\n  Field required")
+
+    with pytest.raises(RuleError, match=r"messages\[0\].content: 1 validation error Field"):
+        read([{"role": "user", "content": parts()}])

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import checks_chat_images as images
 import checks_chat_random as conversations
 import checks_chat_text as texts
+import checks_clients as clients
 import checks_http as http
 import checks_offline as offline
 import rig_chat as rig
@@ -81,7 +82,7 @@ def main() -> None:
             if not only or name in only:
                 wanted = len(inspect.signature(check).parameters)
                 run(name, check, *(server, plain)[:wanted])
-        over_http = {n: f for n, f in found(http).items() if not only or n in only}
+        over_http = {n: f for n, f in found(http, clients).items() if not only or n in only}
         if over_http:
             start = time.monotonic()
             with rig_http.running(server) as api:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from vision_exp.chat.placement import Placed, place
 from vision_exp.layout import (
     END_ID,
     GROUP,
@@ -15,7 +16,6 @@ from vision_exp.layout import (
     START_ID,
     build_block,
 )
-from vision_exp.model.placement import Placed, place
 
 TEXT = list(range(5, 40))
 
