@@ -1,4 +1,4 @@
-"""What documents say about sites and releases: the anchor table of README.md, and sentences.
+"""What documents say about sites and releases: the table of docs/reference.md, and sentences.
 
 `python3 -m anchors.drift.update` writes both. A sentence is found by its words, so that a reader
 meets no marks in a document; one that is not there exactly once is an error, which names it.
@@ -14,6 +14,8 @@ from anchors.releases import known
 from anchors.sites import all_anchors
 
 README = "README.md"
+REFERENCE = "docs/reference.md"
+LIMITS = "docs/limits.md"
 BEGIN = "<!-- anchor table: written by python3 -m anchors.drift.update -->"
 END = "<!-- end of the anchor table -->"
 
@@ -34,11 +36,14 @@ def sentences() -> tuple[Sentence, ...]:
         for launcher in ("eugr", "sparkrun")
     ]
     return (
-        Sentence(README, r"\nvLLM (\S+) to \S+ stops at one of them", _first_in_full),
-        Sentence(README, r"\nvLLM \S+ to (\S+) stops at one of them", known.newest),
+        Sentence(README, r"\nvLLM (\S+) to \S+ stops at one of the", _first_in_full),
+        Sentence(README, r"\nvLLM \S+ to (\S+) stops at one of the", known.newest),
         Sentence(README, r"vLLM (\S+) and later serves the model", _first_native),
-        Sentence(README, r"native support in vLLM (\S+) and later", _minor(_first_native)),
-        Sentence(README, r"\| not run on a GPU \| \S+ to ([^ ;]+);", _minor(known.newest)),
+        Sentence(README, r"with vLLM (\S+) to \S+, or a fork", _first_in_full),
+        Sentence(README, r"with vLLM \S+ to ([^ ,]+), or a fork", known.newest),
+        Sentence(
+            "docs/limits.md", r"native support in vLLM (\S+) and later", _minor(_first_native)
+        ),
         Sentence(README, r"judges every release from (\S+) on", _oldest),
         Sentence("anchors/engine/assess.py", r"use vLLM (\S+) or later", _oldest),
         *(
@@ -84,14 +89,14 @@ def rendered(file: str, text: str, applies: Mapping[str, list[str]]) -> str:
                 )
             start, stop = found[0].span(1)
             text = text[:start] + sentence.release() + text[stop:]
-    return _with_table(text, applies) if file == README else text
+    return _with_table(text, applies) if file == REFERENCE else text
 
 
 def _with_table(text: str, applies: Mapping[str, list[str]]) -> str:
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{README} needs the lines {BEGIN} and {END}")
+        raise ValueError(f"{REFERENCE} needs the lines {BEGIN} and {END}")
     return f"{head}{BEGIN}\n{table(applies)}\n{END}{tail}"
 
 

@@ -72,7 +72,7 @@ def wanted(entries: list[Entry]) -> dict[str, str]:
         EXPECTED: json.dumps(rows(entries), indent=1) + "\n",
         INVENTORY: json.dumps(inventory(), indent=2) + "\n",
     }
-    for file in dict.fromkeys([documents.README, *(s.file for s in documents.sentences())]):
+    for file in dict.fromkeys([documents.REFERENCE, *(s.file for s in documents.sentences())]):
         texts[file] = documents.rendered(file, _read(file), applies)
     return texts
 

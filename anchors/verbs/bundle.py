@@ -26,8 +26,15 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 LIMIT = 25_000_000
 
-_ROOT_FILES = ("run.sh", "hotfix.py", "Dockerfile", "README.md")
-_PACKAGES = ("anchors", "vision_exp")
+_ROOT_FILES = (
+    "run.sh",
+    "hotfix.py",
+    "Dockerfile",
+    "README.md",
+    "LICENSE",
+    "bench/results/README.md",
+)
+_FOLDERS = ("anchors", "vision_exp", "docs", "recipes")
 # The first date that a zip can hold.
 _DATE = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o644 << 16
@@ -67,8 +74,8 @@ def _sources() -> dict[str, bytes]:
     """Member name -> bytes of this tool, without dotfiles and compiled files."""
     root = Path(TOOL_ROOT)
     files = [root / name for name in _ROOT_FILES if (root / name).is_file()]
-    for package in _PACKAGES:
-        files += [path for path in (root / package).rglob("*") if path.is_file()]
+    for folder in _FOLDERS:
+        files += [path for path in (root / folder).rglob("*") if path.is_file()]
     names = {path.relative_to(root).as_posix(): path for path in files}
     return {
         name: path.read_bytes()

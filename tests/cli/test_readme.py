@@ -1,4 +1,4 @@
-"""What the README shows as output is what a run prints; digests differ with every build."""
+"""What README and reference show is what a run prints; the README is short, links lead to files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from hotfix_rig import REPO, Rig
 from anchors.doctor import log
 
 README = (REPO / "README.md").read_text()
+REFERENCE = (REPO / "docs/reference.md").read_text()
+PAGES = [
+    REPO / "README.md",
+    REPO / "bench/results/README.md",
+    *sorted((REPO / "docs").glob("*.md")),
+]
 
 
-def samples() -> list[str]:
-    """Indented blocks of the README that show output, without the indentation."""
-    blocks = re.findall(r"(?:^    .*\n)+", README, re.MULTILINE)
+def samples(text: str) -> list[str]:
+    """Indented blocks that show output, without the indentation."""
+    blocks = re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
     shown = [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in blocks]
-    return [block for block in shown if block.startswith("[vision-exp]")]
+    return [block for block in shown if block.startswith(("[vision-exp]", "====="))]
 
 
 def form(text: str, rig: Rig) -> str:
@@ -34,10 +40,12 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 
 def test_samples_of_apply_and_of_a_refusal(rig: Rig) -> None:
-    done, refused, evidence = samples()
+    done, refused = samples(REFERENCE)
+    last_line, evidence = samples(README)
     answer = rig.run("apply")
     assert (answer.code, answer.err) == (0, "")
     assert form(answer.out, rig) == form(done, rig)
+    assert form(answer.out, rig).endswith(form(last_line, rig))
     assert rig.run("revert").code == 0
     model = rig.root / "models/deepseek_v4/nvidia/model.py"
     model.write_text(model.read_text().replace("class DeepseekV4MoE", "class Experts"))
@@ -54,10 +62,25 @@ def test_exit_codes_are_those_of_the_help(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         hotfix.main(["--help"])
     printed = re.findall(r"^  (\d+) {2,}", capsys.readouterr().out, re.MULTILINE)
-    assert printed == re.findall(r"^\| (\d+) \|", README, re.MULTILINE)
+    assert printed == re.findall(r"^\| (\d+) \|", REFERENCE, re.MULTILINE)
 
 
-def test_files_that_the_readme_names_are_there() -> None:
-    named = re.findall(r"\]\(([\w./-]+)\)", README)
-    assert named
-    assert [name for name in named if not Path(REPO, name).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPO).as_posix())
+def test_links_lead_to_files(page: Path) -> None:
+    named = re.findall(r"\]\((?!https?:)([\w./-]+)[^)]*\)", page.read_text())
+    assert [name for name in named if not (page.parent / name).exists()] == []
+
+
+def test_the_readme_can_be_read_in_three_minutes() -> None:
+    assert len(README.split()) <= 1200
+    assert len(re.findall(r"\]\(", README)) >= 8
+
+
+def test_figures_of_the_readme_are_those_of_the_results() -> None:
+    results = (REPO / "bench/results/README.md").read_text()
+    rows = [row for row in README.split("## Six figures")[1].splitlines() if row.startswith("| ")]
+    figures = [row for row in rows if "| ours |" not in row]
+    assert len(figures) == 6
+    cells = [cell for row in figures for cell in row.split("|")[2:]]
+    numbers = set(re.findall(r"\d+(?:\.\d+)?", " ".join(cells)))
+    assert sorted(numbers - set(re.findall(r"\d+(?:\.\d+)?", results))) == []

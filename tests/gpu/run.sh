@@ -6,6 +6,9 @@
 # PIECES holds piece.* (a gzipped tar of vLLM and what it needs, cut up), the wheels of libcst and
 # Pillow, cache*.tgz of an earlier machine if there are any, and vision.py of a vLLM with native
 # vision, for the comparison of towers.
+# A vLLM that needs another torch than the machine's brings it: instead of piece.* then a.* and b.*
+# (two zstd streams of tar, cut up), links.txt (the machine's own CUDA libraries to link to, a line
+# each) and a wheel of zstandard.
 # Another release on the same machine: another PIECES, WORK, OUT and CHECKS_PORT, and CHECKPOINTS=
 # the first one's WORK, which has the checkpoints.
 # Exit code 1 if a job of any stage failed, was cut off or not run; each leaves rows/JOB.failed until
@@ -29,16 +32,18 @@
 #   images    the first token of an image request and the image prefill alone (part of serving)
 #   vision    hidden states, server, tower and images: what a change of these needs
 #   two       two GPUs: tensor parallelism
+#   two_tower two GPUs: both modes of the tower in milliseconds
 #   differ    two GPUs: two nodes with different overlays alone (part of two)
 #   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
 # Stages are called by name, in the loop at the end, and a GPU is chosen for one subshell each:
-# shellcheck disable=SC2317,SC2329,SC2030,SC2031
+# So are variables that only the sourced files use.
+# shellcheck disable=SC2317,SC2329,SC2030,SC2031,SC2034
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 
 known=" setup patch warm first second kernels server figures table cache release serving tower images "
-known+="vision two differ session "
+known+="vision two two_tower differ session "
 refuse() {
     echo "$1; nothing was run" >&2
     echo "next: PIECES=DIR WORK=DIR OUT=DIR tests/gpu/run.sh STAGE...   (all, or some of:$known)" >&2
@@ -62,7 +67,9 @@ vision=${CHECKPOINTS:-$WORK}/vision text=${CHECKPOINTS:-$WORK}/text
 # Seconds after the start at which the last job is stopped.
 DEADLINE=${DEADLINE:-3600}
 
-export PATH=/usr/local/cuda/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=
+# WORK/python is there only where the pieces bring their own torch.
+machine_python=$(command -v python3)
+export PATH=$WORK/python/bin:/usr/local/cuda/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=
 export HOME=$home TRITON_CACHE_DIR=$home/triton TILELANG_CACHE_DIR=$home/tilelang
 export DG_JIT_CACHE_DIR=$home/dg FLASHINFER_WORKSPACE_BASE=$home
 export VLLM_DEEP_GEMM_WARMUP=skip VLLM_USE_FLASHINFER_SAMPLER=0 HF_HUB_OFFLINE=1
@@ -71,46 +78,6 @@ mkdir -p "$home"
 
 # shellcheck source=/dev/null
 source "$here/jobs.sh"
-
-# From nothing, whatever an earlier one left: that may have been another vLLM.
-setup() {
-    set -e
-    compgen -G "$PIECES/piece.*" >/dev/null || {
-        echo "[setup] no piece.* in $PIECES; the head of tests/gpu/run.sh says what belongs there"
-        return 2
-    }
-    rm -rf "$WORK/set-up" "$site" "$stock" "$patched" "$WORK/overlay" "${rows:?}"
-    mkdir -p "$site" "$stock" "$rows"
-    begin setup
-    cat "$PIECES"/piece.* | tar xz -C "$site"
-    python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" \
-        "$PIECES"/*.whl
-    local kept
-    for kept in "$PIECES"/cache*.tgz; do
-        [ ! -f "$kept" ] || tar xzf "$kept" -C "$home"
-    done
-    mv "$site/vllm" "$stock/vllm"
-    # FlashInfer 0.6.13 takes TileLang's libcudart_stub.so for the CUDA runtime when it is imported.
-    sed -i 's/if lib_name in line:/if lib_name in line and "_stub" not in line:/' \
-        "$site/flashinfer/comm/cuda_ipc.py"
-    cp -al "$stock" "$patched"
-    patch
-    if [ -z "${CHECKPOINTS:-}" ]; then
-        python3 "$here/checkpoint/tiny_checkpoint.py" "$vision" --vision-layers 32 &
-        local writing=$!
-        python3 "$here/checkpoint/tiny_checkpoint.py" "$text" --text-only
-        wait "$writing"
-    fi
-    du -sh "$vision" "$text"
-    fresh setup
-    touch "$WORK/set-up"
-    set +e
-}
-
-patch() {
-    PYTHONPATH=$site VLLM_CACHE_ROOT=$home/vllm-patched python3 "$repo/hotfix.py" \
-        --root "$patched/vllm" --overlay-root "$WORK/overlay" apply
-}
 
 warm() {
     job warm 400 "$stock" nice -n 10 python3 "$here/jobs/warm_kernels.py" --jobs 14
@@ -254,12 +221,8 @@ table() {
         server tower serving
 }
 
-# Without the driver's own cache: large, and quick to make again.
-cache() {
-    (cd "$home" && find . -type f -newer "$WORK/set-up" -not -path './.nv/*' -print0) |
-        tar cz -C "$home" --null -T - >"$OUT/cache.tgz" && ls -l "$OUT/cache.tgz"
-}
-
+# shellcheck source=/dev/null
+source "$here/stages_setup.sh"
 # shellcheck source=/dev/null
 source "$here/stages_times.sh"
 # shellcheck source=/dev/null

@@ -61,6 +61,15 @@ two() {
     rows_of two two_soak two_differ
 }
 
+# Both modes of the tower in milliseconds, nothing else running.
+two_tower() {
+    job two-tower 150 "$patched" python3 "$repo/bench/gpu_tower_ranks.py" --json "$OUT/two-tower.json" \
+        --report "$rows/two_tower.json"
+    wait
+    results
+    rows_of two_tower
+}
+
 # What two GPUs are needed or wanted for, the most valuable first. Times are measured last, with
 # nothing else running: that waits for the file $AFTER of another run.sh on this machine.
 session() {
