@@ -160,7 +160,8 @@ def short_errors(errors: Sequence[Any]) -> list[Any]:
 
 def _abridged(value: Any) -> Any:
     brief = reprlib.Repr()
-    brief.maxstring = brief.maxother = 120
+    brief.maxstring = brief.maxother = 80
+    brief.maxdict = brief.maxlist = 3
     told = brief.repr(value)
     return told if brief.fillvalue in told else value
 

@@ -66,7 +66,9 @@ def _source(image: ImagePart) -> Source:
         value = value.get("url")
     if value is None or (isinstance(value, str) and not value.strip()):
         if uuid is None:
-            raise RuleError(f"{image.where}: the image part holds no image")
+            files = "; a file_id is not supported, this server keeps no files"
+            hint = files if part.get("file_id") else ""
+            raise RuleError(f"{image.where}: the image part holds no image{hint}")
         return Source(image.where, None, None, uuid)
     if isinstance(value, str):
         return Source(image.where, _tidy(image.where, value.strip()), None, uuid)
