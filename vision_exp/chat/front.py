@@ -43,19 +43,25 @@ class Front:
         await self._app(scope, receive, _ShortErrors(send))
 
 
-def shorten_validation(handlers: dict[Any, Any]) -> None:
-    """Let vLLM's handler of requests that are no valid ones see their errors shortened.
+def stand_before(app: Any) -> None:
+    """Put a Front around a FastAPI application, which has not served a request yet.
 
-    `handlers`: those of a FastAPI application, changed. It writes each error with its input.
+    Before its other parts too, which answer what no endpoint has caught. And let vLLM's handler of
+    requests that are no valid ones see their errors shortened: it writes each with its input.
     """
-    stock = handlers.get(RequestValidationError)
-    if stock is None:
-        return
+    build = app.build_middleware_stack
 
-    async def answer(request: Any, error: RequestValidationError) -> Any:
-        return await stock(request, RequestValidationError(short_errors(error.errors())))
+    def build_all() -> Front:
+        stock = app.exception_handlers.get(RequestValidationError)
+        if stock is not None:
 
-    handlers[RequestValidationError] = answer
+            async def answer(request: Any, error: RequestValidationError) -> Any:
+                return await stock(request, RequestValidationError(short_errors(error.errors())))
+
+            app.exception_handlers[RequestValidationError] = answer
+        return Front(build())
+
+    app.build_middleware_stack = build_all  # asked for once, at the first request
 
 
 async def _completed(receive: Receive) -> Receive:

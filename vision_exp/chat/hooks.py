@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Iterator
 from types import ModuleType
@@ -48,7 +47,8 @@ REQUIRES = (
     "BaseServing.model_config | vllm.entrypoints.openai.engine.serving:OpenAIServing.model_config",
     "vllm.entrypoints.offline_utils:OfflineInferenceMixin._render_and_add_requests(prompts, "
     "params)",
-    "vllm.entrypoints.serve.sagemaker.api_router:attach_router(app, supported_tasks, model_config)",
+    "vllm.entrypoints.serve.sagemaker.api_router:attach_router(app, supported_tasks, model_config)"
+    " | vllm.entrypoints.sagemaker.api_router:attach_router(app, supported_tasks, model_config)",
     "vllm.envs:VLLM_MEDIA_CONNECTOR",
     "vllm.exceptions:VLLMValidationError",
     "vllm.inputs.llm:TokensPrompt.{prompt_token_ids, prompt}",
@@ -95,6 +95,7 @@ def install() -> None:
     patching.when_imported("vllm.entrypoints.offline_utils", _wrap_offline)
     patching.when_imported("vllm.renderers.online_renderer", _wrap_online_renderer)
     patching.when_imported("vllm.entrypoints.serve.sagemaker.api_router", _wrap_routes)
+    patching.when_imported("vllm.entrypoints.sagemaker.api_router", _wrap_routes)  # before 0.23
 
 
 def _wrap_base_renderer(module: ModuleType) -> None:
@@ -262,11 +263,5 @@ def _attach_router(
     original: Any, app: Any, tasks: Any, model_config: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     if is_vision_exp(getattr(model_config, "hf_config", None)):
-        patching.wrap(app, "build_middleware_stack", functools.partial(_build, app))
+        front.stand_before(app)
     return original(app, tasks, model_config, *args, **kwargs)
-
-
-def _build(app: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Build an application's stack. Its first request asks for it, when all handlers are there."""
-    front.shorten_validation(app.exception_handlers)
-    return front.Front(original(*args, **kwargs))
