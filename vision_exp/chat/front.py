@@ -39,7 +39,7 @@ class Front:
             await self._app(scope, receive, send)
             return
         if scope["method"] == "POST" and scope["path"].rstrip("/").endswith("/v1/responses"):
-            receive = await _completed(receive)
+            receive = _completed(receive)
         await self._app(scope, receive, _ShortErrors(send))
 
 
@@ -64,24 +64,26 @@ def stand_before(app: Any) -> None:
     app.build_middleware_stack = build_all  # asked for once, at the first request
 
 
-async def _completed(receive: Receive) -> Receive:
-    """The same request in one piece, with the `detail` of its images."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":  # the client has gone
-            return _first(message, receive)
-        body += message.get("body", b"")
-        if not message.get("more_body", False):
-            whole = {"type": "http.request", "body": with_detail(bytes(body)), "more_body": False}
-            return _first(whole, receive)
+def _completed(receive: Receive) -> Receive:
+    """The same request in one piece, with the `detail` of its images, once somebody asks for it.
 
-
-def _first(message: Message, receive: Receive) -> Receive:
-    waiting = [message]
+    Not before: a client may have to be let in first.
+    """
+    asked = False
 
     async def receive_next() -> Message:
-        return waiting.pop() if waiting else await receive()
+        nonlocal asked
+        if asked:
+            return await receive()
+        asked = True
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return message  # the client has gone
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                return {**message, "body": with_detail(bytes(body))}
 
     return receive_next
 

@@ -47,8 +47,8 @@ REQUIRES = (
     "BaseServing.model_config | vllm.entrypoints.openai.engine.serving:OpenAIServing.model_config",
     "vllm.entrypoints.offline_utils:OfflineInferenceMixin._render_and_add_requests(prompts, "
     "params)",
-    "vllm.entrypoints.serve.sagemaker.api_router:attach_router(app, supported_tasks, model_config)"
-    " | vllm.entrypoints.sagemaker.api_router:attach_router(app, supported_tasks, model_config)",
+    "vllm.entrypoints.serve.sagemaker.api_router:attach_router(app, supported_tasks, model_config) "
+    "since 0.24",
     "vllm.envs:VLLM_MEDIA_CONNECTOR",
     "vllm.exceptions:VLLMValidationError",
     "vllm.inputs.llm:TokensPrompt.{prompt_token_ids, prompt}",
@@ -95,7 +95,6 @@ def install() -> None:
     patching.when_imported("vllm.entrypoints.offline_utils", _wrap_offline)
     patching.when_imported("vllm.renderers.online_renderer", _wrap_online_renderer)
     patching.when_imported("vllm.entrypoints.serve.sagemaker.api_router", _wrap_routes)
-    patching.when_imported("vllm.entrypoints.sagemaker.api_router", _wrap_routes)  # before 0.23
 
 
 def _wrap_base_renderer(module: ModuleType) -> None:

@@ -102,6 +102,13 @@ def test_a_request_arrives_whole_and_its_client_may_go():
     assert got == [piece(body, False), gone]
 
 
+def test_nothing_is_read_of_a_request_that_nobody_asks_for():
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    assert run(app) == []  # it would ask for a message that is not there
+
+
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_streams_pass_and_errors_are_shortened(status):
     start = {
