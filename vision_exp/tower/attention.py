@@ -10,7 +10,9 @@ import torch
 from torch.nn import functional as F
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = ("vllm.v1.attention.backends.fa_utils:{flash_attn_varlen_func, get_flash_attn_version}",)
+REQUIRES = (
+    "vllm.v1.attention.backends.fa_utils:{flash_attn_varlen_func, get_flash_attn_version} optional",
+)
 
 #: qkv (n, 3, heads, d) of packed images and the rows of each, to (n, heads * d).
 AttendPacked = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
