@@ -42,8 +42,7 @@ class Modules:
             return f"{shown} is missing or does not parse"
         if name.owner is None:
             node = module.names.get(name.name)
-            near = _closest(name.name, module)
-            return _verdict(node, name, f"{shown} does not bind {name.name}", near)
+            return _verdict(node, name, f"{shown} does not bind {name.name}", module)
         owner = module.names.get(name.owner)
         if owner is None:
             return f"{shown} has no {name.owner}{_closest(name.owner, module)}"
@@ -55,7 +54,7 @@ class Modules:
             )
         node = self._in_class(owner, module, name.name, set())
         absent = f"{shown}:{name.owner} has no {name.name}"
-        return _verdict(node, name, absent, _closest(name.name, owner))
+        return _verdict(node, name, absent, owner)
 
     def has_place(self, name: Name) -> bool:
         """Whether there is the class of `name`; of a name that is in none, the name itself."""
@@ -176,9 +175,9 @@ def _set_on_self(body: list[ast.stmt]) -> dict[str, ast.stmt]:
     return found
 
 
-def _verdict(node: Bound | None, name: Name, absent: str, near: str) -> str:
+def _verdict(node: Bound | None, name: Name, absent: str, scope: Scope) -> str:
     if node is None:
-        return absent + near
+        return absent + _closest(name.name, scope)
     if name.parameters is None or not isinstance(node, _FUNCTIONS):
         return ""
     arguments = node.args
