@@ -62,6 +62,9 @@ def assess(tree: Tree, anchors: tuple[Anchor, ...], needs: tuple[Requirement, ..
         return _assess(tree, tree.root, anchors, needs)
     except OSError as error:
         return Assessment(tree.label, error=f"cannot be read: {error}")
+    except Exception as error:  # noqa: BLE001 (one odd tree never costs the report of others)
+        words = f"{type(error).__name__}: {error}"
+        return Assessment(tree.label, error=f"a fault of vision-exp, please report it: {words}")
 
 
 def _assess(
