@@ -269,8 +269,8 @@ def _state(
     states = [(file.path, anchor) for file in files for anchor in file.anchors]
     for wanted in ("drifted", "edited"):
         named = [f"{a.id} in {path}: {a.detail}" for path, a in states if a.state == wanted]
-        if wanted == "drifted":
-            named = named or [elsewhere] * bool(elsewhere)
+        if wanted == "drifted" and not named:  # what a site misses says most
+            named = [elsewhere] * bool(elsewhere)
             named += [f"{one.need}: {one.found}" for one in lost[:_MOST_NAMED]]
             more = len(lost) - _MOST_NAMED
             named += [f"and {more} more: hotfix.py drift names all"] if more > 0 else []
