@@ -1,4 +1,4 @@
-"""What the model room wraps in vLLM: the registry's answers, the model's constructor, its draft.
+"""What the model room wraps in vLLM: the registry's answers, the caches, the model and its draft.
 
 vLLM's class `DeepseekV4ForCausalLM` serves text-only checkpoints too, so its attributes stay stock.
 For the config of a Vision-Exp checkpoint the registry answers with a subclass and with a model info
@@ -8,6 +8,7 @@ cache holds the stock answer in both cases and cannot go stale.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from vision_exp import evidence, patching
 from vision_exp.config import is_vision_exp
+from vision_exp.engine import intake
 from vision_exp.install import activate
 from vision_exp.model import ranks, registry
 from vision_exp.model.model import VisionExpMixin, add_vision, vision_class
@@ -69,8 +71,17 @@ REQUIRES = (
     "embed_token_id)}",
     "vllm.multimodal.processing:{BaseDummyInputsBuilder, BaseMultiModalProcessor, "
     "BaseProcessingInfo, ProcessorInputs, PromptReplacement, PromptUpdateDetails}",
-    "vllm.multimodal.registry:MultiModalRegistry.register_processor(processor, info, dummy_inputs)",
+    "vllm.multimodal.registry:MultiModalRegistry.{register_processor(processor, info, "
+    "dummy_inputs), processor_cache_from_config(vllm_config), "
+    "processor_only_cache_from_config(vllm_config)}",
     "vllm.multimodal:MULTIMODAL_REGISTRY",
+    "vllm.renderers.base:BaseRenderer.mm_processor_cache",
+    "vllm.v1.engine.async_llm:AsyncLLM.{__init__, renderer, engine_core}",
+    "vllm.v1.engine.core_client:AsyncMPClient._send_input(request_type, request, engine)",
+    "vllm.v1.engine.core_client:InprocClient.add_request(request)",
+    "vllm.v1.engine.core_client:MPClient.encoder",
+    "vllm.v1.engine.core_client:SyncMPClient._send_input(request_type, request)",
+    "vllm.v1.engine.llm_engine:LLMEngine.{__init__, renderer, engine_core}",
 )
 
 
@@ -78,6 +89,10 @@ def install() -> None:
     """Wrap what vLLM asks about a checkpoint before it builds a model. Imports nothing of vLLM."""
     patching.when_imported("vllm.model_executor.models.registry", _wrap_registry)
     patching.when_imported("vllm.config.model", _wrap_model_config)
+    patching.when_imported("vllm.multimodal.registry", _wrap_caches)
+    patching.when_imported("vllm.v1.engine.core_client", _wrap_core_clients)
+    patching.when_imported("vllm.v1.engine.llm_engine", _wrap_offline_client)
+    patching.when_imported("vllm.v1.engine.async_llm", _wrap_server_client)
 
 
 def install_model(namespace: dict[str, Any]) -> None:
@@ -118,6 +133,64 @@ def _resolve_model_cls(original: Any, self: Any, architectures: Any, model_confi
     if registry.is_ours(architecture, model_config):
         model_class = vision_class(model_class)
     return model_class, architecture
+
+
+# --- images between the front end and the engine --------------------------------------------------
+
+
+def _wrap_caches(module: ModuleType) -> None:
+    registry = module.MultiModalRegistry
+    patching.wrap(registry, "processor_only_cache_from_config", _prepared_images)
+    patching.wrap(registry, "processor_cache_from_config", _images)
+
+
+def _prepared_images(original: Callable[..., Any], registry: Any, vllm_config: Any) -> Any:
+    cache = original(registry, vllm_config)
+    if cache is None or not is_vision_exp(vllm_config.model_config.hf_config):
+        return cache
+    return intake.ImageCache(cache)
+
+
+def _images(original: Callable[..., Any], registry: Any, vllm_config: Any) -> Any:
+    cache = original(registry, vllm_config)
+    if cache is None or not is_vision_exp(vllm_config.model_config.hf_config):
+        return cache
+    images = registry.processor_only_cache_from_config(vllm_config)
+    if type(cache) is not type(images.prepared):
+        images.sender = cache
+    return images
+
+
+def _wrap_core_clients(module: ModuleType) -> None:
+    patching.wrap(module.InprocClient, "add_request", _add_request)
+    patching.wrap(module.SyncMPClient, "_send_input", _send_input)
+    patching.wrap(module.AsyncMPClient, "_send_input", _send_input)
+
+
+def _add_request(original: Callable[..., Any], core: Any, request: Any) -> Any:
+    return original(core, intake.for_engine(core, request))
+
+
+def _send_input(
+    original: Callable[..., Any], core: Any, kind: Any, request: Any, *args: Any, **kwargs: Any
+) -> Any:
+    return original(core, kind, intake.for_engine(core, request), *args, **kwargs)
+
+
+def _wrap_offline_client(module: ModuleType) -> None:
+    patching.wrap(module.LLMEngine, "__init__", _client_init)
+
+
+def _wrap_server_client(module: ModuleType) -> None:
+    patching.wrap(module.AsyncLLM, "__init__", _client_init)
+
+
+def _client_init(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> None:
+    original(engine, *args, **kwargs)
+    intake.connect(engine.engine_core, engine.renderer.mm_processor_cache)
+
+
+# --- model ----------------------------------------------------------------------------------------
 
 
 def _draft_embed_input_ids(
