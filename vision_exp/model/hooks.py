@@ -1,4 +1,4 @@
-"""What the model room wraps in vLLM: the registry's answers, the caches, the model and its draft.
+"""What the model room wraps in vLLM: registry, caches of images, answers, model and draft.
 
 vLLM's class `DeepseekV4ForCausalLM` serves text-only checkpoints too, so its attributes stay stock.
 For the config of a Vision-Exp checkpoint the registry answers with a subclass and with a model info
@@ -8,7 +8,7 @@ cache holds the stock answer in both cases and cannot go stale.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from vision_exp import evidence, patching
 from vision_exp.config import is_vision_exp
 from vision_exp.engine import intake
+from vision_exp.engine.failures import client
 from vision_exp.install import activate
 from vision_exp.model import ranks, registry
 from vision_exp.model.model import VisionExpMixin, add_vision, vision_class
@@ -31,6 +32,12 @@ REQUIRES = (
     "vllm.distributed.parallel_state:GroupCoordinator.{is_first_rank, cpu_group, world_size}",
     "vllm.distributed.parallel_state:{get_tensor_model_parallel_rank, "
     "get_tensor_model_parallel_world_size, get_pp_group, get_tp_group}",
+    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages."
+    "_convert_generation_error_to_streaming_response(e)",
+    "vllm.entrypoints.offline_utils:OfflineInferenceMixin._run_engine",
+    "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses."
+    "{responses_stream_generator, _convert_generation_error_to_streaming_response(e), "
+    "model_config}",
     "vllm.exceptions:VLLMValidationError.__init__(message, parameter)",
     "vllm.model_executor.model_loader.weight_utils:default_weight_loader(param, loaded_weight)",
     "vllm.model_executor.models.interfaces:SupportsMultiModal.{_mark_tower_model(vllm_config, "
@@ -81,7 +88,7 @@ REQUIRES = (
     "vllm.v1.engine.core_client:InprocClient.add_request(request)",
     "vllm.v1.engine.core_client:MPClient.encoder",
     "vllm.v1.engine.core_client:SyncMPClient._send_input(request_type, request)",
-    "vllm.v1.engine.llm_engine:LLMEngine.{__init__, renderer, engine_core}",
+    "vllm.v1.engine.llm_engine:LLMEngine.{__init__, renderer, engine_core, vllm_config}",
 )
 
 
@@ -93,6 +100,9 @@ def install() -> None:
     patching.when_imported("vllm.v1.engine.core_client", _wrap_core_clients)
     patching.when_imported("vllm.v1.engine.llm_engine", _wrap_offline_client)
     patching.when_imported("vllm.v1.engine.async_llm", _wrap_server_client)
+    patching.when_imported("vllm.entrypoints.offline_utils", _wrap_offline)
+    patching.when_imported("vllm.entrypoints.openai.responses.serving", _wrap_responses)
+    patching.when_imported("vllm.entrypoints.anthropic.serving", _wrap_anthropic)
 
 
 def install_model(namespace: dict[str, Any]) -> None:
@@ -188,6 +198,46 @@ def _wrap_server_client(module: ModuleType) -> None:
 def _client_init(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> None:
     original(engine, *args, **kwargs)
     intake.connect(engine.engine_core, engine.renderer.mm_processor_cache)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def _wrap_offline(module: ModuleType) -> None:
+    patching.wrap(module.OfflineInferenceMixin, "_run_engine", _run_engine)
+
+
+def _run_engine(original: Callable[..., Any], llm: Any, *args: Any, **kwargs: Any) -> Any:
+    outputs = original(llm, *args, **kwargs)
+    if is_vision_exp(llm.llm_engine.vllm_config.model_config.hf_config):
+        client.check_batch(outputs)
+    return outputs
+
+
+def _wrap_responses(module: ModuleType) -> None:
+    serving = module.OpenAIServingResponses
+    patching.wrap(serving, "responses_stream_generator", _responses_stream)
+    patching.wrap(serving, "_convert_generation_error_to_streaming_response", _raise_again)
+
+
+def _wrap_anthropic(module: ModuleType) -> None:
+    serving = module.AnthropicServingMessages
+    patching.wrap(serving, "_convert_generation_error_to_streaming_response", _raise_again)
+
+
+def _responses_stream(
+    original: Callable[..., Any], serving: Any, *args: Any, **kwargs: Any
+) -> AsyncGenerator[Any, None]:
+    events = original(serving, *args, **kwargs)
+    return (
+        client.end_with_error(events) if is_vision_exp(serving.model_config.hf_config) else events
+    )
+
+
+def _raise_again(original: Callable[..., Any], serving: Any, error: Exception) -> Any:
+    if is_vision_exp(serving.model_config.hf_config):
+        raise error  # what vLLM makes of it is none of that API's events
+    return original(serving, error)
 
 
 # --- model ----------------------------------------------------------------------------------------

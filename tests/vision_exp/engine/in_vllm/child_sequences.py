@@ -1,8 +1,9 @@
 """Random sequences of requests on the vLLM release that is first on PYTHONPATH (sequences.py).
 
 Takes how many on each kind of server: `lru=15 shm=15 none=2 several=2`. `none` has caches of size
-0; `several` is one of several API servers. Prints one JSON object as its last line: kind -> null,
-or the traceback.
+0; `several` is one of several API servers; `offline` is `LLM`, with checks of its own.
+
+Prints one JSON object as its last line: kind -> null, or the traceback.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ os.environ.update(
     GLOO_SOCKET_IFNAME="lo",
 )
 
+import failed_answers
 import rig_chat as rig
 import rig_server
 import sequences
@@ -32,12 +34,16 @@ ROOM = 2.5
 
 
 def run(folder: Path, kind: str, count: int) -> None:
+    if kind == "offline":
+        failed_answers.check_offline(folder)
+        return
     cached = kind if kind in ("lru", "shm") else "lru"
     config = rig_server.config(folder, 0 if kind == "none" else ROOM, cached)
     if kind == "several":
         config.parallel_config._api_process_count = 2
     with rig_server.running(config) as server:
         sequences.check_each(server)
+        failed_answers.check_apis(server)
         sequences.run(server, count)
 
 

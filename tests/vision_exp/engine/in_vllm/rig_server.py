@@ -32,32 +32,51 @@ CONTEXT = 2048
 IMAGES = 4  # of one prompt
 
 
-def config(folder: Path, images: float, kind: str, **more: Any) -> Any:
-    """A server's config whose caches hold `images` sample images. `kind`: "lru" or "shm"."""
-    from vllm.engine.arg_utils import EngineArgs
-
+def arguments(folder: Path, images: float, kind: str) -> dict[str, Any]:
+    """For EngineArgs or LLM: caches that hold `images` sample images. `kind`: "lru" or "shm"."""
     os.environ.update(FAILURES_RUNNER="v1", VLLM_USE_V2_MODEL_RUNNER="0")
     if not (folder / "config.json").exists():
         tiny_tokenizer.write(tiny_config.write(folder))
     shm = {"mm_shm_cache_max_object_size_mb": 2} if kind == "shm" else {}
-    made = EngineArgs(
-        model=str(folder),
-        max_model_len=CONTEXT,
-        enforce_eager=True,
-        limit_mm_per_prompt={"image": IMAGES},
-        worker_cls="worker_server.Worker",
-        mm_processor_cache_gb=images * SIZE / 2**30,
-        mm_processor_cache_type=kind,
-        enable_prefix_caching=False,
+    return {
+        "model": str(folder),
+        "max_model_len": CONTEXT,
+        "enforce_eager": True,
+        "limit_mm_per_prompt": {"image": IMAGES},
+        "worker_cls": "worker_server.Worker",
+        "mm_processor_cache_gb": images * SIZE / 2**30,
+        "mm_processor_cache_type": kind,
+        "enable_prefix_caching": False,
         **shm,
-        **more,
-    ).create_engine_config()
-    # vLLM's CPU platform asks for new interpreters, which would import vLLM again.
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    }
+
+
+def config(folder: Path, images: float, kind: str) -> Any:
+    """A server's config, of these arguments."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    made = EngineArgs(**arguments(folder, images, kind)).create_engine_config()
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = FORK
     made.scheduler_config.async_scheduling = False
     return made
 
 
+def fork_cores() -> None:
+    """Let configs that others make, like LLM, ask for forks too."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    stock = EngineArgs.create_engine_config
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        made = stock(*args, **kwargs)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = FORK
+        return made
+
+    EngineArgs.create_engine_config = create  # type: ignore[method-assign]
+
+
+#: vLLM's CPU platform asks for new interpreters, which would import vLLM again.
+FORK = "fork"
 #: Bytes of one sample image (rig_chat.sample_image) as the processor leaves it.
 SIZE = 903_552
 
@@ -133,8 +152,8 @@ def running(vllm_config: Any) -> Iterator[Server]:
 
     teach_core()
     make_parser, build_app, init_app_state = rig_http.api_server()
-    arguments = ["--model", vllm_config.model_config.model, "--enable-prompt-tokens-details"]
-    args = make_parser(FlexibleArgumentParser()).parse_args(arguments)
+    words = ["--model", vllm_config.model_config.model, "--enable-prompt-tokens-details"]
+    args = make_parser(FlexibleArgumentParser()).parse_args(words)
     found: dict[str, Any] = {}
     ready = threading.Event()
 

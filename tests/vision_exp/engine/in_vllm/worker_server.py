@@ -31,6 +31,12 @@ class Worker(worker_failures.Worker):
             output.logprobs = logprobs(states, output.sampled_token_ids)
         return output
 
+    def reset_mm_cache(self) -> None:
+        pass  # the runner's own is for profiling
+
+    def reset_encoder_cache(self) -> None:
+        self.model_runner.encoder_cache.clear()
+
     def left(self) -> list[str]:
         """Images that the worker still holds for failed."""
         failures = getattr(self.model_runner, "_vision_exp_failures", None)
