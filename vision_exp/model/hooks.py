@@ -32,12 +32,8 @@ REQUIRES = (
     "vllm.distributed.parallel_state:GroupCoordinator.{is_first_rank, cpu_group, world_size}",
     "vllm.distributed.parallel_state:{get_tensor_model_parallel_rank, "
     "get_tensor_model_parallel_world_size, get_pp_group, get_tp_group}",
-    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages."
-    "_convert_generation_error_to_streaming_response(e)",
     "vllm.entrypoints.offline_utils:OfflineInferenceMixin._run_engine",
-    "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses."
-    "{responses_stream_generator, _convert_generation_error_to_streaming_response(e), "
-    "model_config}",
+    "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_stream_generator",
     "vllm.exceptions:VLLMValidationError.__init__(message, parameter)",
     "vllm.model_executor.model_loader.weight_utils:default_weight_loader(param, loaded_weight)",
     "vllm.model_executor.models.interfaces:SupportsMultiModal.{_mark_tower_model(vllm_config, "
@@ -215,14 +211,14 @@ def _run_engine(original: Callable[..., Any], llm: Any, *args: Any, **kwargs: An
 
 
 def _wrap_responses(module: ModuleType) -> None:
-    serving = module.OpenAIServingResponses
-    patching.wrap(serving, "responses_stream_generator", _responses_stream)
-    patching.wrap(serving, "_convert_generation_error_to_streaming_response", _raise_again)
+    responses = module.OpenAIServingResponses
+    patching.wrap(responses, "responses_stream_generator", _responses_stream)
+    patching.add_method(responses, _CONVERT, _raise_again)
 
 
 def _wrap_anthropic(module: ModuleType) -> None:
-    serving = module.AnthropicServingMessages
-    patching.wrap(serving, "_convert_generation_error_to_streaming_response", _raise_again)
+    anthropic = module.AnthropicServingMessages
+    patching.add_method(anthropic, _CONVERT, _raise_again)
 
 
 def _responses_stream(
@@ -234,9 +230,15 @@ def _responses_stream(
     )
 
 
-def _raise_again(original: Callable[..., Any], serving: Any, error: Exception) -> Any:
+#: Of vLLM's base class: what a stream makes of an error, where that is none of its API's events.
+_CONVERT = "_convert_generation_error_to_streaming_response"
+
+
+def _raise_again(serving: Any, error: Exception) -> Any:
     if is_vision_exp(serving.model_config.hf_config):
-        raise error  # what vLLM makes of it is none of that API's events
+        raise error
+    inherited = (vars(base).get(_CONVERT) for base in type(serving).__mro__)
+    original: Any = next(one for one in inherited if one not in (None, _raise_again))
     return original(serving, error)
 
 
