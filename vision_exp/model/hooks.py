@@ -32,6 +32,7 @@ REQUIRES = (
     "vllm.distributed.parallel_state:GroupCoordinator.{is_first_rank, cpu_group, world_size}",
     "vllm.distributed.parallel_state:{get_tensor_model_parallel_rank, "
     "get_tensor_model_parallel_world_size, get_pp_group, get_tp_group}",
+    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages",
     "vllm.entrypoints.offline_utils:OfflineInferenceMixin._run_engine",
     "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_stream_generator",
     "vllm.exceptions:VLLMValidationError.__init__(message, parameter)",
