@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace, target: Target, shipped: Mapping[str, byt
         agreement = log.read(_text(arguments.log))
         facts.append(("log", _agreement_text(agreement)))
         facts += [("log", difference) for difference in agreement.differences]
+        facts += [("log", trouble) for trouble in agreement.troubles]
         other = [plan for plan in agreement.plans if not (result["plan"] or "").startswith(plan)]
         if other:
             facts.append(("log", f"of another plan than this tree's: {', '.join(other)}"))

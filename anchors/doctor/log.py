@@ -1,4 +1,4 @@
-"""A server's log: do the evidence lines of all its processes and ranks agree?"""
+"""A server's log: do the evidence lines agree, and do workers report image rows gone astray?"""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from dataclasses import dataclass
 
 _LINE = re.compile(r"\[vision-exp\] active (?=pid=)(.*)")
 _FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|$)")
+#: What a worker says of image rows that its layers did not see, or of a test that was not made.
+_TROUBLE = re.compile(
+    r"\[vision-exp\] ("
+    r"image rows passed unseen .*?\)\."
+    r"|the start is refused: image rows .*? on rank [\d, ]*\d"
+    r"|the start-up self-test failed: .*"
+    r"|VISION_EXP_SELF_TEST=\S+: nothing was tested at start-up)"
+)
 #: What a process says of something that it does not know.
 UNKNOWN = "-"
 #: What must be the same in every process that knows it.
@@ -16,16 +24,17 @@ AGREE = ("vllm", "plan", "overlay", "routing", "visibility", "eps")
 @dataclass(frozen=True)
 class Agreement:
     """`processes`: role of each process; `differences`: what they do not agree on; `plans`:
-    beginnings of the plan digests that they name."""
+    beginnings of the plan digests that they name; `troubles`: what workers report of image rows."""
 
     processes: tuple[str, ...]
     differences: tuple[str, ...]
     plans: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
-        """Whether there is evidence and all of it agrees."""
-        return bool(self.processes) and not self.differences
+        """Whether there is evidence, all of it agrees, and no worker reports trouble."""
+        return bool(self.processes) and not self.differences and not self.troubles
 
 
 def read(text: str) -> Agreement:
@@ -42,7 +51,8 @@ def read(text: str) -> Agreement:
             listed = "; ".join(f"{value}: {', '.join(who)}" for value, who in told.items())
             differences.append(f"{field} differs: {listed}")
     plans = dict.fromkeys(line.get("plan", "") for line in lines)
-    return Agreement(processes, tuple(differences), tuple(plans))
+    troubles = dict.fromkeys(_TROUBLE.findall(text))
+    return Agreement(processes, tuple(differences), tuple(plans), tuple(troubles))
 
 
 def _value(line: dict[str, str], field: str) -> str:

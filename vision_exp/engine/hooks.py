@@ -10,7 +10,7 @@ from typing import Any
 from vision_exp import patching
 from vision_exp.chat import prompts
 from vision_exp.config import is_vision_exp
-from vision_exp.engine import context, graphs, scheduling, step
+from vision_exp.engine import context, graphs, scheduling, sightings, step
 from vision_exp.engine.failures import client, worker
 from vision_exp.engine.failures import scheduler as failed_requests
 
@@ -175,12 +175,19 @@ def _execute_model(
     # last, when every image of the step was tried; drafts that sample_tokens runs come after that.
     draft = step.begin(runner, scheduler_output)
     output = original(runner, scheduler_output, *args, **kwargs)
+    now = context.current()
+    if now.has_image_rows:
+        sightings.check(runner, now.seen, draft=False)
     context.publish(has_image_rows=draft, image_mask=None)
     return _report(output)
 
 
 def _sample_tokens(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
-    return _report(original(runner, *args, **kwargs))
+    output = original(runner, *args, **kwargs)
+    now = context.current()
+    if now.has_image_rows:
+        sightings.check(runner, now.seen, draft=True)
+    return _report(output)
 
 
 def _report(output: Any) -> Any:

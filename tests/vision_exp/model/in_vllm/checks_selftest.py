@@ -1,0 +1,297 @@
+"""The start-up self-test over vLLM's own worker, runner classes and MoE layers, and its faults.
+
+Stand-ins: the runner's forward, which runs the real MoE layers on the step's own token ids, and
+attention, which needs a GPU; child_visibility.py has that part on the real classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from checks import check, equal, raises
+from rig_routing import HIDDEN, Rig
+from torch import nn
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.worker.gpu_worker import Worker
+
+from vision_exp import evidence
+from vision_exp.engine import context, sightings
+from vision_exp.model import hooks, selftest
+
+hooks.patching.when_imported("vllm.v1.worker.gpu_worker", hooks._wrap_worker)
+
+
+class Block(nn.Module):
+    """Stands for a decoder layer."""
+
+    def __init__(self, moe: Any) -> None:
+        super().__init__()
+        self.ffn, self.attn = moe, nn.Identity()
+
+
+def model(rig: Rig, *, mega: bool = False) -> nn.Module:
+    built = nn.Module()
+    built.layers = nn.ModuleList(Block(rig.moe(layer, mega=mega)) for layer in (0, 3))
+    return built
+
+
+def runner(rig: Rig, module: Any, target: nn.Module, draft: nn.Module | None = None) -> Any:
+    """A runner with the wrapped methods of vLLM's class, and a forward of this file."""
+    methods = module.GPUModelRunner
+    made = SimpleNamespace(
+        vllm_config=rig.config,
+        encoder_cache={},
+        get_model=lambda: target,
+        speculator=draft and SimpleNamespace(model=draft),
+        kv_cache_config=cache(),
+        steps=[],
+        forwards=[target, *([draft] if draft else [])],
+        ids=None,
+    )
+
+    def execute_model(self: Any, output: Any, intermediate: Any = None) -> None:
+        self.steps.append(output)
+        for new in output.scheduled_new_reqs:
+            self.ids = torch.tensor(new.prompt_token_ids)
+            forward(rig, self.forwards[0], self.ids)
+
+    def sample_tokens(self: Any, grammar: Any) -> str:
+        for one in self.forwards[1:]:
+            forward(rig, one, self.ids)
+        return "sampled"
+
+    for name, body in (("execute_model", execute_model), ("sample_tokens", sample_tokens)):
+        wrapper = getattr(methods, name).__dict__["__vision_exp_wrapper__"]
+        setattr(made, name, partial(wrapper, body, made))
+    return made
+
+
+def forward(rig: Rig, module: nn.Module, ids: torch.Tensor) -> None:
+    from vllm.forward_context import set_forward_context
+
+    for block in module.layers:
+        wanted = block.ffn.hash_indices_dtype or torch.int32
+        with set_forward_context(None, rig.config), torch.inference_mode():
+            block.ffn(torch.zeros(len(ids), HIDDEN, dtype=torch.bfloat16), ids.to(wanted))
+
+
+def cache(blocks: int = 100) -> KVCacheConfig:
+    shape = {"num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
+    groups = [
+        KVCacheGroupSpec(["full"], FullAttentionSpec(block_size=256, **shape)),
+        KVCacheGroupSpec(["swa"], SlidingWindowSpec(block_size=16, sliding_window=128, **shape)),
+    ]
+    return KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def worker(made: Any) -> Worker:
+    """vLLM's own worker with `made` as its runner; only its set-up is left out."""
+    built = object.__new__(Worker)
+    built.vllm_config, built.model_runner = made.vllm_config, made
+    built.use_v2_model_runner, built.profiler, built._pp_send_work = False, None, []
+    return built
+
+
+def start(made: Any) -> list[str]:
+    """`compile_or_warm_up_model` with a body that records what was logged before it."""
+    wrapper = Worker.compile_or_warm_up_model.__dict__["__vision_exp_wrapper__"]
+    evidence._logged.clear()
+    with logged() as lines:
+        reached: list[str] = []
+        wrapper(lambda self: reached.extend(lines()), worker(made))
+    return reached
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[Callable[[], list[str]]]:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logger = logging.getLogger("vllm.vision_exp")
+    logger.addHandler(handler)
+    try:
+        yield lambda: stream.getvalue().splitlines()
+    finally:
+        logger.removeHandler(handler)
+
+
+def runner_modules() -> list[Any]:
+    from vllm.v1.worker import gpu_model_runner as v1
+    from vllm.v1.worker.gpu import model_runner as v2
+
+    return [v1, v2]
+
+
+@check
+def the_evidence_line_follows_a_step_with_an_image(rig: Rig) -> None:
+    for module in runner_modules():
+        for mega in (False, True):
+            made = runner(rig, module, model(rig, mega=mega))
+            first, second = start(made)
+            equal("an image went through 2 layers" in first, True, first)
+            equal("active pid=" in second and "routing=bias_vl" in second, True, second)
+            image, end = made.steps
+            equal(image.total_num_scheduled_tokens, len(made.ids))
+            equal(end.finished_req_ids, {selftest.REQUEST})
+            equal(made._vision_exp_blocks, {}, "the request is forgotten")
+            (new,) = image.scheduled_new_reqs
+            ids = [number for group in new.block_ids for number in group]
+            equal((len(set(ids)), min(ids)), (len(ids), 1), "cache blocks")
+            equal([len(group) for group in new.block_ids], [1, 5])
+
+
+@check
+def the_image_of_the_step_is_one_that_the_processor_could_write(rig: Rig) -> None:
+    (new,) = selftest.step_with_image(rig.config, cache()).scheduled_new_reqs
+    (feature,) = new.mm_features
+    place, ids = feature.mm_position, new.prompt_token_ids
+    equal((place.offset, place.offset + place.length), (0, len(ids) - 1))
+    equal([ids[3], ids[-2], ids[-1]], [129257, 129261, 0], "START, END, text")
+    equal(place.get_num_embeds(), 0, "no rows of the tower")
+    with raises(ValueError, "2 cache blocks do not hold 64 tokens"):
+        selftest.step_with_image(rig.config, cache(2))
+
+
+@check
+def a_router_that_is_bypassed_is_named(rig: Rig) -> None:
+    """Its selection calls another method than the one that is wrapped."""
+    target = model(rig)
+    router = target.layers[1].ffn.experts.router
+    stock = partial(type(router)._compute_routing, router)
+    router.select_experts = lambda *args, **kwargs: stock(
+        kwargs["hidden_states"], kwargs["router_logits"], None, input_ids=kwargs.get("input_ids")
+    )
+    refused(rig, target, "layers.1 (routing) on rank 0")
+
+
+@check
+def mega_moe_that_calls_the_function_through_its_module_is_named(rig: Rig) -> None:
+    from vllm.model_executor.layers.fused_moe.router import fused_topk_bias_router as module
+
+    with mock.patch.dict(vars(rig.model), fused_topk_bias=module.fused_topk_bias):
+        refused(rig, model(rig, mega=True), "layers.0 (routing), layers.1 (routing) on rank 0")
+
+
+@check
+def a_layer_class_with_its_own_forward_is_named(rig: Rig) -> None:
+    target = model(rig)
+    moe = target.layers[0].ffn
+    own = type("FusedMoE", (type(moe),), {"forward": lambda self, hidden, ids: hidden})
+    object.__setattr__(moe, "__class__", own)
+    refused(rig, target, "layers.0 (routing) on rank 0")
+
+
+@check
+def a_layer_that_gets_other_rows_ids_is_named(rig: Rig) -> None:
+    target = model(rig)
+    moe = target.layers[1].ffn
+    text = moe.forward
+    moe.forward = lambda hidden, ids: text(hidden, torch.zeros_like(ids))
+    refused(rig, target, "layers.1 (routing: no image row among its token ids)")
+
+
+@check
+def a_runner_that_goes_around_the_step_is_named(rig: Rig) -> None:
+    target = model(rig)
+    made = runner(rig, runner_modules()[0], target)
+    made.execute_model = lambda output, intermediate=None: None
+    refused(rig, target, "layers.0 (routing), layers.1 (routing)", made)
+
+
+@check
+def a_draft_is_tested_too(rig: Rig) -> None:
+    target, draft = model(rig), model(rig)
+    made = runner(rig, runner_modules()[1], target, draft)
+    equal("through 4 layers" in start(made)[0], True)
+    made.forwards = [target]
+    refused(rig, target, "layers.0 (draft routing: it did not run)", made)
+    made.forwards = [target, draft]
+    router = draft.layers[0].ffn.experts.router
+    router._compute_routing = partial(type(router)._compute_routing, router)
+    refused(rig, target, "layers.0 (draft routing) on rank 0", made)
+
+
+def refused(rig: Rig, target: nn.Module, named: str, made: Any = None) -> None:
+    made = made or runner(rig, runner_modules()[0], target)
+    with raises(selftest.SelfTestError, "the start is refused", named, "VISION_EXP_SELF_TEST=0"):
+        start(made)
+    # Switched off for diagnosis it starts, says so, and the first image is reported, once.
+    with mock.patch.dict(os.environ, VISION_EXP_SELF_TEST="0"):
+        first, second = start(made)
+    equal("nothing was tested" in first and "active pid=" in second, True, first)
+    if (
+        "no image row" in named
+        or "did not run" in named
+        or "execute_model" in vars(made)
+        and (not isinstance(made.execute_model, partial))
+    ):
+        return  # what only the start can see
+    with logged() as lines:
+        for _ in range(2):
+            worker(made).execute_model(selftest.step_with_image(rig.config, cache()))
+            worker(made).sample_tokens(None)
+        told = lines()
+    equal(len(told), 1, "\n".join(told))
+    equal("image rows passed unseen through layers (" in told[0], True, told[0])
+    equal(named.split(" (")[0] in told[0], True, told[0])
+
+
+@check
+def a_step_that_fails_is_told_before_it_is_raised(rig: Rig) -> None:
+    made = runner(rig, runner_modules()[0], model(rig))
+
+    def broken(output: Any, intermediate: Any = None) -> None:
+        raise ZeroDivisionError("a kernel")
+
+    made.execute_model = broken
+    with logged() as lines:
+        with raises(selftest.SelfTestError, "self-test failed: ZeroDivisionError: a kernel"):
+            start(made)
+        equal(len(lines()), 1)
+
+
+@check
+def the_ranks_that_did_not_see_it_are_named_together(rig: Rig) -> None:
+    selftest.refuse([[], []])
+    with raises(selftest.SelfTestError, "a, b on rank 1, 3; c on rank 2"):
+        selftest.refuse([[], ["a", "b"], ["c"], ["a", "b"]])
+
+
+@check
+def text_steps_make_no_notes(rig: Rig) -> None:
+    made = runner(rig, runner_modules()[0], model(rig))
+    start(made)
+    output = selftest.step_with_image(rig.config, cache())
+    output.scheduled_new_reqs[0].mm_features = []
+    made.execute_model(output)
+    equal(context.current().seen, None)
+    equal(isinstance(getattr(made, "_vision_exp_layers", None), sightings.Layers), True)
+
+
+@check
+def kv_transfer_is_off_during_the_step_and_on_again_after_it(rig: Rig) -> None:
+    from vllm.distributed.kv_transfer import kv_transfer_state as state
+
+    made = runner(rig, runner_modules()[0], model(rig))
+    during: list[Any] = []
+    execute = made.execute_model
+    made.execute_model = lambda *args: (
+        during.append(state.has_kv_transfer_group()),
+        execute(*args),
+    )[1]
+    with mock.patch.object(state, "_KV_CONNECTOR_AGENT", "a connector"):
+        start(made)
+        equal((during, state._KV_CONNECTOR_AGENT), ([False, False], "a connector"))
