@@ -10,7 +10,7 @@ from typing import Any
 from vision_exp import patching
 from vision_exp.chat import prompts
 from vision_exp.config import is_vision_exp
-from vision_exp.engine import context, graphs, scheduling, sightings, step
+from vision_exp.engine import context, graphs, retention, scheduling, sightings, step
 from vision_exp.engine.failures import client, worker
 from vision_exp.engine.failures import scheduler as failed_requests
 
@@ -51,7 +51,11 @@ REQUIRES = (
     "num_computed_tokens, num_new_tokens, encoder_compute_budget), connector, kv_cache_manager, "
     "vllm_config, update_from_output(scheduler_output, model_runner_output), "
     "finish_requests(request_ids, finished_status), requests, encoder_cache_manager}",
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.retention_interval since 0.25",
     "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.block_size",
+    "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.{cache_blocks(request, "
+    "num_tokens), reachable_block_mask(alignment_tokens, retention_interval), use_eagle} since "
+    "0.25",
     "vllm.v1.cudagraph_dispatcher:CUDAGraphMode",
     "vllm.v1.cudagraph_dispatcher:CudagraphDispatcher.dispatch(num_tokens, valid_modes, "
     "invalid_modes)",
@@ -102,7 +106,10 @@ def _scheduler_init(original: Callable[..., Any], scheduler: Any, *args: Any, **
     original(scheduler, *args, **kwargs)
     model_config = getattr(scheduler.vllm_config, "model_config", None)
     if model_config is not None and is_vision_exp(model_config.hf_config):
-        scheduling.AtomicImageScheduler(scheduler).install()
+        rules = scheduling.AtomicImageScheduler(scheduler)
+        rules.install()
+        coordinator = scheduler.kv_cache_manager.coordinator
+        retention.ImageRetention(rules.lookahead).install(coordinator)
 
 
 def _update_from_output(
