@@ -51,11 +51,11 @@ REQUIRES = (
     "num_computed_tokens, num_new_tokens, encoder_compute_budget), connector, kv_cache_manager, "
     "vllm_config, update_from_output(scheduler_output, model_runner_output), "
     "finish_requests(request_ids, finished_status), requests, encoder_cache_manager}",
-    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.retention_interval since 0.25",
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.retention_interval since 0.27",
     "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.block_size",
     "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.{cache_blocks(request, "
     "num_tokens), reachable_block_mask(alignment_tokens, retention_interval), use_eagle} since "
-    "0.25",
+    "0.27",
     "vllm.v1.cudagraph_dispatcher:CUDAGraphMode",
     "vllm.v1.cudagraph_dispatcher:CudagraphDispatcher.dispatch(num_tokens, valid_modes, "
     "invalid_modes)",

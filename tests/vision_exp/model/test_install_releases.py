@@ -24,6 +24,7 @@ CHECK_MODULES = (
     "checks_images",
     "checks_processor",
     "checks_refusals",
+    "checks_runner",
     "checks_weights",
     "two_ranks",
 )
