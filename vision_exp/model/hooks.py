@@ -29,6 +29,7 @@ REQUIRES = (
     "vllm.distributed.parallel_state:GroupCoordinator.{is_first_rank, cpu_group, world_size}",
     "vllm.distributed.parallel_state:{get_tensor_model_parallel_rank, "
     "get_tensor_model_parallel_world_size, get_pp_group, get_tp_group, get_world_group}",
+    "vllm.distributed.ec_transfer.ec_transfer_state:_EC_CONNECTOR_AGENT",
     "vllm.distributed.kv_transfer.kv_transfer_state:_KV_CONNECTOR_AGENT",
     "vllm.exceptions:VLLMValidationError.__init__(message, parameter)",
     "vllm.model_executor.model_loader.weight_utils:default_weight_loader(param, loaded_weight)",

@@ -52,7 +52,8 @@ def run(worker: Any) -> None:
     """
     config, runner = worker.vllm_config, worker.model_runner
     visible = visibility.describe(config)
-    if not registry.images_off(config.model_config):
+    encodes_only = config.ec_transfer_config and not config.ec_transfer_config.is_ec_consumer
+    if not encodes_only and not registry.images_off(config.model_config):
         layers = model_layers(runner, attention=visible == visibility.BIDIRECTIONAL)
         if SELF_TEST.is_on():
             start = time.monotonic()
@@ -116,7 +117,7 @@ def _draft(runner: Any) -> torch.nn.Module | None:
 def _unseen(worker: Any, layers: Layers) -> list[str]:
     """Names of this rank's layers that did not see the image of one step."""
     try:
-        with _without_connector(worker.model_runner), torch.inference_mode():
+        with _without_connectors(worker.model_runner), torch.inference_mode():
             return judge(layers, _step(worker))
     except Exception as error:
         # Other ranks may wait for this one in the middle of the step: said before it is raised.
@@ -163,20 +164,22 @@ def _step(worker: Any) -> Sightings:
 
 
 @contextmanager
-def _without_connector(runner: Any) -> Iterator[None]:
-    """No KV transfer: as vLLM's V2 warm-up has it, and the same for V1, which has no warm-up."""
-    from vllm.distributed.kv_transfer import kv_transfer_state as state
+def _without_connectors(runner: Any) -> Iterator[None]:
+    """No transfer of KV or encoder rows: as in vLLM's V2 warm-up; V1 has none with real steps."""
+    from vllm.distributed.ec_transfer import ec_transfer_state
+    from vllm.distributed.kv_transfer import kv_transfer_state
 
-    agent, state._KV_CONNECTOR_AGENT = state._KV_CONNECTOR_AGENT, None
+    rows, kv = ec_transfer_state._EC_CONNECTOR_AGENT, kv_transfer_state._KV_CONNECTOR_AGENT
     connector = getattr(runner, "kv_connector", None)
-    if connector is not None:
-        connector.set_disabled(True)
     try:
+        ec_transfer_state._EC_CONNECTOR_AGENT = kv_transfer_state._KV_CONNECTOR_AGENT = None
+        if connector is not None:
+            connector.set_disabled(True)
         yield
     finally:
         if connector is not None:
             connector.set_disabled(False)
-        state._KV_CONNECTOR_AGENT = agent
+        ec_transfer_state._EC_CONNECTOR_AGENT, kv_transfer_state._KV_CONNECTOR_AGENT = rows, kv
 
 
 # --- the scheduler's messages ---------------------------------------------------------------------

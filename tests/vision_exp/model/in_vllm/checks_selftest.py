@@ -30,7 +30,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from vision_exp import evidence
 from vision_exp.engine import context, sightings
-from vision_exp.model import hooks, selftest
+from vision_exp.model import hooks, ranks, selftest
 
 hooks.patching.when_imported("vllm.v1.worker.gpu_worker", hooks._wrap_worker)
 
@@ -271,6 +271,24 @@ def the_ranks_that_did_not_see_it_are_named_together(rig: Rig) -> None:
 
 
 @check
+def every_rank_of_the_server_is_asked(rig: Rig) -> None:
+    from vllm.distributed import parallel_state
+
+    asked: list[Any] = []
+    gather = mock.patch.object(ranks, "gather", lambda value, group, size: asked.append(size))
+    sizes = {"get_world_group": 8, "get_tp_group": 2}
+    groups = {
+        name: lambda size=size: SimpleNamespace(cpu_group=None, world_size=size)
+        for name, size in sizes.items()
+    }
+    with gather, mock.patch.multiple(parallel_state, **groups):
+        ranks.gather_all(rig.config, "mine")
+        with mock.patch.object(rig.config.parallel_config, "enable_elastic_ep", True):
+            ranks.gather_all(rig.config, "mine")
+    equal(asked, [8, 2], "ranks asked; of an elastic server those of one replica")
+
+
+@check
 def text_steps_make_no_notes(rig: Rig) -> None:
     made = runner(rig, runner_modules()[0], model(rig))
     start(made)
@@ -282,16 +300,35 @@ def text_steps_make_no_notes(rig: Rig) -> None:
 
 
 @check
-def kv_transfer_is_off_during_the_step_and_on_again_after_it(rig: Rig) -> None:
-    from vllm.distributed.kv_transfer import kv_transfer_state as state
+def transfers_are_off_during_the_step_and_on_again_after_it(rig: Rig) -> None:
+    from vllm.distributed.ec_transfer import ec_transfer_state as rows
+    from vllm.distributed.kv_transfer import kv_transfer_state as kv
 
     made = runner(rig, runner_modules()[0], model(rig))
+    made.kv_connector = mock.Mock()
     during: list[Any] = []
     execute = made.execute_model
-    made.execute_model = lambda *args: (
-        during.append(state.has_kv_transfer_group()),
-        execute(*args),
-    )[1]
-    with mock.patch.object(state, "_KV_CONNECTOR_AGENT", "a connector"):
+
+    def execute_model(*args: Any) -> Any:
+        during.append((kv.has_kv_transfer_group(), rows.has_ec_transfer()))
+        return execute(*args)
+
+    made.execute_model = execute_model
+    agents = mock.patch.multiple(kv, _KV_CONNECTOR_AGENT="kv")
+    with agents, mock.patch.multiple(rows, _EC_CONNECTOR_AGENT="rows"):
         start(made)
-        equal((during, state._KV_CONNECTOR_AGENT), ([False, False], "a connector"))
+        equal(during, [(False, False)] * 2)
+        equal((kv._KV_CONNECTOR_AGENT, rows._EC_CONNECTOR_AGENT), ("kv", "rows"))
+    equal([call.args for call in made.kv_connector.set_disabled.mock_calls], [(True,), (False,)])
+
+
+@check
+def a_worker_that_computes_no_text_is_not_tested(rig: Rig) -> None:
+    for target, name, value in (
+        (rig.config, "ec_transfer_config", SimpleNamespace(is_ec_consumer=False)),
+        (selftest.registry, "images_off", lambda config: True),
+    ):
+        made = runner(rig, runner_modules()[0], model(rig))
+        with mock.patch.object(target, name, value):
+            (line,) = start(made)
+        equal(("active pid=" in line, made.steps), (True, []))
