@@ -20,7 +20,7 @@ from rig_attention import (
     sequences,
     worst,
 )
-from rig_visibility import BATCHES, DIM, HEADS, built, metadata, mixed, new_builder, several
+from rig_visibility import BATCHES, DIM, HEADS, Request, batch, built, metadata, mixed, new_builder
 
 from vision_exp.engine import context
 from vision_exp.engine.sightings import Block, Layers, Sightings
@@ -65,7 +65,8 @@ def passed_by() -> dict[str, list[str]]:
     own_prefill = stock._forward_prefill.__wrapped__
     unwrapped = {"combine_topk_swa_indices": module.combine_topk_swa_indices.__wrapped__}
     builder = new_builder(vision=True)
-    work, meta = built(several)
+    work = batch(Request("a", 40, 40, ((3, 30),)))
+    meta = metadata(builder, work, images=True)
     own_build = type(builder).build.__wrapped__
     subclass = type("OwnBuild", (type(builder),), {"build": lambda *args: own_build(*args)})
     fault = object.__new__(subclass)
