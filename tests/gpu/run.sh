@@ -33,6 +33,7 @@
 #   images    the first token of an image request and the image prefill alone (part of serving)
 #   vision    hidden states, server, tower and images: what a change of these needs
 #   two       two GPUs: tensor parallelism
+#   two_ranks two GPUs: two without the three minutes of requests
 #   two_tower two GPUs: both modes of the tower in milliseconds
 #   differ    two GPUs: two nodes with different overlays alone (part of two)
 #   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
