@@ -45,7 +45,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 
 known=" setup patch warm first second kernels server figures table cache release serving tower images "
-known+="attention vision two two_tower differ session "
+known+="attention vision two two_ranks two_tower differ session "
 refuse() {
     echo "$1; nothing was run" >&2
     echo "next: PIECES=DIR WORK=DIR OUT=DIR tests/gpu/run.sh STAGE...   (all, or some of:$known)" >&2
