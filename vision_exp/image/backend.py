@@ -22,7 +22,7 @@ from vision_exp.image.pixels import PATCH, PILLOW, ResizeBackend, patches_of
 
 logger = logging.getLogger("vllm.vision_exp")
 
-_SLOWER = "[vision-exp] pictures are %s by Pillow, which is slower: %s"
+_SLOWER = "[vision-exp] images are %s by Pillow, which is slower: %s"
 
 #: Images that both backends are compared on: (width, height), grid (h, w), stretched. Smaller and
 #: larger, odd and even margins, and both sides of where Pillow 13 changes the order of its passes.

@@ -95,7 +95,7 @@ def pillow_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = str(error) or type(error).__name__
-        raise ValueError(f"the picture cannot be {what}: {reason}") from error
+        raise ValueError(f"the image cannot be {what}: {reason}") from error
 
 
 def _rows(image: Image.Image) -> Rows:

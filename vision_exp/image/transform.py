@@ -1,17 +1,7 @@
 """An image to the patches that the vision tower reads.
 
-**What goes in.** Any PIL image. Three things are done as vLLM's own loader does them
-(https://github.com/vllm-project/vllm/blob/v0.29.0/vllm/multimodal/image.py), so that an image gives
-the same patches as a data URL, a file or a PIL object; a second time they change nothing:
-
-- EXIF orientation (tags 2 to 8) is applied before the size is looked at. A tag that cannot be read
-  leaves the image as stored.
-- Transparency (RGBA, LA, PA, or a transparent colour of any other mode but RGB) is composited on
-  white. Another background chosen with ``--media-io-kwargs`` has been applied by vLLM before.
-- Every other mode goes through Pillow's ``convert("RGB")``. Of an animation, the current frame
-  (the first, unless the caller moved it) is taken.
-
-Size and pixels are those of the reference, `load_image` of
+**What goes in.** Any PIL image; convert.py makes it upright RGB. Size and pixels are then those of
+the reference, `load_image` of
 https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/models/deepseek_v4/common/mm_preprocess.py
 
 **Size.** The size search works on the size with its width capped at ``max_wh_ratio`` times the
@@ -27,24 +17,18 @@ makes it several times as fast.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image
 
 from vision_exp.config import VisionConfig
 from vision_exp.image.backend import current_backend
-from vision_exp.image.pixels import patches_of, pillow_errors
+from vision_exp.image.convert import to_rgb
+from vision_exp.image.pixels import patches_of
 from vision_exp.layout import GROUP, unpadded_length
-
-_WHITE = (255, 255, 255)
-
-#: Copies of the decoded image that may exist at once, in bytes. An RGB image of the largest
-#: size that Pillow opens (179 million pixels, 4 bytes each) still passes: it needs no second copy.
-MAX_WORKING_BYTES = 768 << 20
 
 _MOST_THREADS = 8
 
@@ -102,47 +86,6 @@ def images_to_patches(
     return [done[id(image)] for image in images]
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Upright RGB version of an image (itself if it is one). Raises ValueError with the reason."""
-    if not isinstance(image, Image.Image):
-        raise ValueError(f"expected a PIL image, got {type(image).__name__}")
-    if not image.width or not image.height:
-        raise ValueError(f"the picture is empty ({image.width}x{image.height})")
-    with pillow_errors("decoded"):
-        copies = (image.mode != "RGB") + _has_alpha(image)
-        _check_size(image, copies)
-        # Before its orientation is looked for: that decodes a PNG as well, and of a damaged one a
-        # second decoding gives the part before the damage without a word.
-        image.load()
-        if _or_else(lambda: image.getexif().get(ExifTags.Base.Orientation), 1) in range(2, 9):
-            _check_size(image, copies + 1)
-            image = _or_else(lambda: ImageOps.exif_transpose(image), image)
-        if image.mode == "RGB":
-            return image
-        if not _has_alpha(image):  # decoding may have found the transparent colour only now
-            return image.convert("RGB")
-        layer = image if image.mode == "RGBA" else image.convert("RGBA")
-        ground = Image.new("RGB", layer.size, _WHITE)
-        ground.paste(layer, mask=layer.getchannel("A"))
-        return ground
-
-
-def _has_alpha(image: Image.Image) -> bool:
-    """Whether any of the image may be transparent. Of RGB, a transparent colour does not count."""
-    marked = image.mode != "RGB" and "transparency" in image.info
-    return marked or image.mode in ("RGBA", "LA", "PA")
-
-
-def _or_else(read: Callable[[], Any], otherwise: Any) -> Any:
-    """What ``read`` gives; ``otherwise`` where Pillow fails, which vLLM's loader does not mind."""
-    try:
-        return read()
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001  whatever is wrong with the orientation: as stored
-        return otherwise
-
-
 def vit_grid_for(width: int, height: int, config: VisionConfig) -> tuple[int, int]:
     """Grid (h, w), in patches, of an upright image of ``width`` x ``height`` pixels.
 
@@ -189,14 +132,3 @@ def _solve(wide: float, high: float, budget: int, config: VisionConfig) -> tuple
         math.floor(rows) // 2 * 2 * step / high,
     )
     return math.floor(high * scale / patch), math.floor(wide * scale / patch)
-
-
-def _check_size(image: Image.Image, copies: int) -> None:
-    """Refuse an image whose conversion would hold too many bytes at once."""
-    stored = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
-    need = image.width * image.height * (stored + 4 * copies)
-    if need > MAX_WORKING_BYTES:
-        raise ValueError(
-            f"a {image.width}x{image.height} picture of mode {image.mode} takes {need >> 20} MiB "
-            f"to convert, more than {MAX_WORKING_BYTES >> 20}; make it smaller or plain RGB"
-        )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 from PIL import Image
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.parse import ImageProcessorItems, MultiModalDataParser
@@ -19,7 +19,9 @@ from vllm.multimodal.parse import ImageProcessorItems, MultiModalDataParser
 from vision_exp.config import VisionConfig
 from vision_exp.image import raw
 from vision_exp.image.backend import warm_up
-from vision_exp.image.transform import to_rgb, vit_grid_for
+from vision_exp.image.convert import to_rgb
+from vision_exp.image.transform import vit_grid_for
+from vision_exp.image.values import image_of
 
 #: Bytes that are hashed at once, about. Part of an image's hash: with another number all change.
 #: More of them take the GIL from other threads for longer, fewer have to wait for it more often.
@@ -27,12 +29,16 @@ PIECE = 1 << 20
 
 
 class ImageParser(MultiModalDataParser):  # type: ignore[misc]
-    """vLLM's parser, but PIL images, alone or in a list, are left to `normalize_images`."""
+    """vLLM's parser, but `normalize_images` is left to convert PIL images, alone or in a list."""
 
     def _parse_image_data(self, data: Any) -> Any:
-        images = [data] if isinstance(data, Image.Image) else data
-        if isinstance(images, list) and all(isinstance(one, Image.Image) for one in images):
-            return ImageProcessorItems(images)
+        alone = isinstance(data, Image.Image) or (isinstance(data, np.ndarray) and data.ndim == 2)
+        if alone:
+            return ImageProcessorItems([data])
+        several = isinstance(data, (list, tuple))
+        # Beside a PIL image nothing can be an embedding.
+        if several and (not data or any(isinstance(one, Image.Image) for one in data)):
+            return ImageProcessorItems(list(data))
         return super()._parse_image_data(data)
 
 
@@ -100,8 +106,6 @@ def normalize_images(
 def _normalize(item: Any, config: VisionConfig) -> Image.Image | None:
     if item is None:
         return None
-    if isinstance(item, torch.Tensor):
-        item = item.numpy(force=True)
-    image = to_rgb(item if isinstance(item, Image.Image) else Image.fromarray(item))
+    image = to_rgb(item if isinstance(item, Image.Image) else image_of(item))
     vit_grid_for(*image.size, config)
     return image

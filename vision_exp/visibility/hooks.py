@@ -34,10 +34,11 @@ REQUIRES = (
     "compute_global_topk_indices_and_lens(topk_indices, token_to_req_indices, block_table, "
     "block_size, is_valid_token)} since 0.24",
     "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferMLAAttention._forward(q, "
-    "kv_cache, swa_k_cache, swa_metadata, attn_metadata, output) since 0.24",
+    "kv_cache, swa_k_cache, swa_metadata, attn_metadata, output) since 0.24 optional",
     "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferSM120Attention.{"
     "_as_sparse_cache, _forward_prefill(q, compressed_k_cache, swa_k_cache, output, attn_metadata, "
-    "swa_metadata), _get_workspace, _prepare_query(q, output), get_padded_num_q_heads} since 0.24",
+    "swa_metadata), _get_workspace, _prepare_query(q, output), get_padded_num_q_heads} since 0.24 "
+    "optional",
     "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:{compute_global_topk_indices_and_lens, "
     "flashinfer_trtllm_batch_decode_sparse_mla_dsv4} since 0.24",
     "vllm.models.deepseek_v4.nvidia.flashmla:"
@@ -158,7 +159,16 @@ def _prefill_flashmla(
     from vision_exp.visibility import flashmla
 
     with context.during(prefill=flashmla.PrefillCursor(found)):
-        return original(layer, *args, swa_metadata=swa_metadata, **kwargs)
+        output = original(layer, *args, swa_metadata=swa_metadata, **kwargs)
+        if context.current().prefill.row:  # its index rows went through `combine`
+            _note(layer)
+    return output
+
+
+def _note(layer: Any) -> None:
+    seen = context.current().seen
+    if seen is not None:
+        seen.attended.add(id(layer))
 
 
 def _wrap_flashinfer(module: ModuleType) -> None:
@@ -174,6 +184,7 @@ def _prefill_sm120(original: Callable[..., Any], layer: Any, **kwargs: Any) -> N
     found = spans.get(kwargs["swa_metadata"])
     if found is not None:
         flashinfer.attend_sm120(layer, found, **kwargs)
+        _note(layer)
 
 
 def _forward_sm100(original: Callable[..., Any], layer: Any, **kwargs: Any) -> None:
@@ -181,3 +192,4 @@ def _forward_sm100(original: Callable[..., Any], layer: Any, **kwargs: Any) -> N
     found = spans.get(kwargs["swa_metadata"])
     if found is not None:
         flashinfer.attend_sm100(layer, found, **kwargs)
+        _note(layer)

@@ -38,7 +38,7 @@ def test_numba_missing(monkeypatch, log):
     monkeypatch.setitem(sys.modules, "numba", None)
     assert backend.select_backend() is PILLOW
     (line,) = log
-    assert line.startswith("[vision-exp] pictures are prepared by Pillow, which is slower: Module")
+    assert line.startswith("[vision-exp] images are prepared by Pillow, which is slower: Module")
 
 
 def test_the_switch_leaves_it_to_pillow_without_a_word(monkeypatch, log):
@@ -76,7 +76,7 @@ def test_a_pillow_that_resamples_otherwise(monkeypatch, log, kernels):
     found = backend.select_backend()
     assert found == ResizeBackend(kernels)
     assert log == [
-        "[vision-exp] pictures are resized by Pillow, which is slower: this Pillow resamples in "
+        "[vision-exp] images are resized by Pillow, which is slower: this Pillow resamples in "
         "another way"
     ]
     image = noise(300, 200)

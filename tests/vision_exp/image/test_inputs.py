@@ -109,7 +109,7 @@ def test_refusals_say_why(image, reason):
 def test_truncated_file_is_a_value_error():
     buffer = BytesIO()
     noise(300, 200).save(buffer, "JPEG")
-    with pytest.raises(ValueError, match="the picture cannot be decoded: .*truncated"):
+    with pytest.raises(ValueError, match="the image cannot be decoded: .*truncated"):
         image_to_patches(Image.open(BytesIO(buffer.getvalue()[:-128])), CONFIG)
 
 
@@ -119,14 +119,14 @@ def test_damaged_png_is_a_value_error():
     noise(300, 200).save(buffer, "PNG")
     data = bytearray(buffer.getvalue())
     data[len(data) // 2] ^= 0x40
-    with pytest.raises(ValueError, match="the picture cannot be decoded: .*broken"):
+    with pytest.raises(ValueError, match="the image cannot be decoded: .*broken"):
         image_to_patches(Image.open(BytesIO(bytes(data))), CONFIG)
 
 
 def test_conversion_that_would_take_too_much_is_refused_before_it_starts(monkeypatch):
-    monkeypatch.setattr("vision_exp.image.transform.MAX_WORKING_BYTES", 4 * 100 * 100)
+    monkeypatch.setattr("vision_exp.image.convert.MAX_WORKING_BYTES", 4 * 100 * 100)
     plain = noise(100, 100)
     plain.info["transparency"] = (1, 2, 3)
     image_to_patches(plain, CONFIG)  # RGB needs no second copy
-    with pytest.raises(ValueError, match="100x100 picture of mode RGBA takes"):
+    with pytest.raises(ValueError, match="100x100 image of mode RGBA takes"):
         image_to_patches(noise(100, 100, "RGBA"), CONFIG)

@@ -61,7 +61,7 @@ def test_goldens(golden, native, each_backend):
         try:
             theirs = native.load_image(image, **native_image.PARAMETERS)
         except ValueError:
-            with pytest.raises(ValueError, match="the picture cannot be resized|height and width"):
+            with pytest.raises(ValueError, match="the image cannot be resized|height and width"):
                 image_to_patches(image, CONFIG)
             return
         assert same(image_to_patches(image, CONFIG), theirs)
@@ -184,5 +184,5 @@ def test_one_undecoded_image_several_times(kind):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_bad_one_of_several_is_named(threads):
     images = [noise(20, 20), Image.new("RGB", (0, 3)), noise(20, 20)]
-    with pytest.raises(ValueError, match="^image 1: the picture is empty"):
+    with pytest.raises(ValueError, match="^image 1: the image is empty"):
         images_to_patches(images, CONFIG, threads=threads)

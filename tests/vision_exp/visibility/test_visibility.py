@@ -6,7 +6,6 @@ kernels that attend by plain attention over the keys that the index rows name.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +106,9 @@ def test_sm120_needs_a_kernel_for_its_heads_and_the_wide_row() -> None:
     assert "32-heads-512-keys" in str(support.sm120_reason(shapes, 32, 512))
     assert "64-heads-640-keys" in str(support.sm120_reason(shapes, 64, 640))
     assert support.sm120_reason(frozenset(), 64, 512) is not None
+    assert support.sm120_reason(None, 64, 512) == "flashinfer-has-no-sm120-sparse-mla"
+    odd: Any = 7
+    assert support.sm120_reason(odd, 64, 512) == "flashinfer-sm120-kernels-are-unknown-in-a-int"
 
 
 def test_sm120_calls_fit_the_workspace() -> None:
@@ -132,15 +134,23 @@ def test_start_up_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert support.describe(None) == "causal reason=no-kernel"
 
 
-@cache
-def seen(release: str) -> dict[str, Any]:
-    environment = {"TRITON_INTERPRET": "1"}
-    return vllm_rig.observe(CHILD, vllm_rig.tree(release), env=environment, timeout=600)
+# One after the other in one worker: most kernels are the same in the next release.
+RELEASES = [
+    pytest.param(version, marks=pytest.mark.xdist_group("vllm-visibility"))
+    for version in vllm_rig.RELEASES
+]
 
 
-@pytest.fixture(params=vllm_rig.BY_RELEASE)
-def release(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return seen(request.param)
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the interpreter's launches came to, for those of the next release."""
+    return tmp_path_factory.mktemp("launches")
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def release(request: pytest.FixtureRequest, launches: Path) -> dict[str, Any]:
+    environment = {"TRITON_INTERPRET": "1", "VISION_EXP_TEST_LAUNCHES": str(launches)}
+    return vllm_rig.observe(CHILD, vllm_rig.tree(request.param), env=environment, timeout=600)
 
 
 def test_the_builders_rows_follow_the_rule_and_stock_fields_stay(release: dict[str, Any]) -> None:
@@ -165,6 +175,17 @@ def close(found: dict[str, Any], limit: float, count: int = 3) -> None:
 
 def test_flashmla_attends_as_the_rule_says(release: dict[str, Any]) -> None:
     close(release["flashmla"], 1e-4, count=5)
+
+
+def test_a_layer_that_widened_no_image_is_named(release: dict[str, Any]) -> None:
+    named = ["layers.7 (attention)"]
+    assert release["passed_by"] == {
+        "as it should be": [],
+        "a builder with its own build": named,
+        "a class with its own prefill": named,
+        "index rows by another name": named,
+        "a step of text": named,
+    }
 
 
 def test_flashinfer_sm120_attends_as_the_rule_says(release: dict[str, Any]) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import http.server
 import inspect
+import struct
 import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import rig_chat as rig
 from conversations import ASK, CALL, setting
+from PIL import Image
 from rig_chat import SENTINEL, Server, part, pil, refused, text
 
 from vision_exp import settings
@@ -72,8 +79,6 @@ def check_limit(server: Server) -> None:
 
 
 def check_same_image_same_patches(server: Server) -> None:
-    import numpy
-
     image = rig.sample_image(3)
     data = rig.png(image)
     plain = rig.data_url(data)
@@ -96,13 +101,67 @@ def check_same_image_same_patches(server: Server) -> None:
     assert all(done["prompt_token_ids"] == found[0]["prompt_token_ids"] for done in found)
 
 
+def shown(server: Server, data: bytes, **options: Any) -> tuple[Any, bytes]:
+    """Size and RGB bytes of an image file as it goes to the processor, sent as a data URL."""
+    params = dataclasses.replace(rig.chat_params({}), media_io_kwargs={"image": options})
+    messages = [{"role": "user", "content": [{"image_url": rig.data_url(data)}]}]
+    _, prompt = server.renderer.render_messages(messages, params)
+    ((image,),) = prompt["multi_modal_data"].values()
+    assert image.mode == "RGB"
+    return image.size, image.tobytes()
+
+
+def check_images_are_seen_as_a_person_sees_them(server: Server) -> None:
+    """Files that vLLM's own loader clips, or that lack their end, beside plain ones."""
+    grey = numpy.arange(240, dtype=numpy.uint8).reshape(12, 20)
+    wide = rig.png(Image.fromarray(grey.astype(numpy.uint16) * 257))
+    assert shown(server, wide) == shown(server, rig.png(Image.fromarray(grey)))
+    data = rig.png(rig.sample_image(2))
+    extra = b"\0\0\0\x04tEXta\0bb" + bytes(4)  # its checksum is wrong
+    for whole in (data[:-12], data[:-12] + extra, data[:-12] + extra[:-6], data + b"tail"):
+        assert shown(server, whole) == shown(server, data)
+
+
+def check_background(server: Server) -> None:
+    clear = rig.png(Image.new("RGBA", (2, 1), (0, 0, 0, 0)))
+    assert shown(server, clear) == ((2, 1), b"\xff" * 6)
+    assert shown(server, clear, rgba_background_color=[1, 2, 3]) == ((2, 1), b"\1\2\3" * 2)
+
+
+def check_a_connector_of_its_own(server: Server) -> None:
+    """One that fetches in its own way is asked, and its images are decoded like all others."""
+    from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+
+    data = rig.png(rig.sample_image(2))
+    asked = []
+
+    @MEDIA_CONNECTOR_REGISTRY.register("own")
+    class Own(MediaConnector):  # type: ignore[misc]
+        def fetch_image(self, image_url: str, **kwargs: Any) -> Any:
+            asked.append(image_url)
+            return super().fetch_image(rig.data_url(data), **kwargs)
+
+    with setting("VLLM_MEDIA_CONNECTOR", "own"):
+        got = shown(server, rig.png(rig.sample_image(1)))
+    assert got == shown(server, data) and len(asked) == 1
+
+
 def damaged(data: bytes) -> bytes:
     """One bit in the middle turned round."""
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1 :]
 
 
+def without_the_last_piece(data: bytes) -> bytes:
+    """A PNG whose pixels are cut, though every chunk that is left has its checksum."""
+    at = data.index(b"IDAT")
+    half = b"IDAT" + data[at + 4 : (at + len(data)) // 2]
+    sound = (len(half) - 4).to_bytes(4, "big") + half + zlib.crc32(half).to_bytes(4, "big")
+    return data[: at - 4] + sound + data[-12:]
+
+
 BAD_IMAGES = {
+    "one of two pieces": without_the_last_piece(rig.png(rig.sample_image(1, (400, 300)))),
     "truncated": rig.png(rig.sample_image(1, (400, 300)))[:-90],
     "damaged": damaged(rig.png(rig.sample_image(1, (400, 300)))),
     "text": b"hello, this is no image",
@@ -113,9 +172,6 @@ BAD_IMAGES = {
 
 def bomb() -> bytes:
     """A PNG that claims 60000 x 60000 pixels."""
-    import struct
-    import zlib
-
     header = struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
     chunk = b"IHDR" + header
     return (
@@ -149,15 +205,14 @@ def bad_parts() -> dict[str, Any]:
 
 
 def check_bad_images(server: Server) -> None:
-    import numpy
-
     good = [{"role": "user", "content": [part(0), text("x")]}]
     expected = server.chat(good)["prompt_token_ids"]
     for name, bad in {
         **bad_parts(),
         "embeds": {"type": "image_embeds", "image_embeds": "A"},
         "bytes": {"type": "image", "image": rig.png(rig.sample_image(0))},
-        "array of no image": {"type": "image", "image": numpy.zeros((3, 8, 8))},
+        "array of no image": {"type": "image", "image": numpy.zeros((5, 8, 8))},
+        "array of any values": {"type": "image", "image": numpy.full((8, 8), -0.5)},
     }.items():
         messages = [ASK, {"role": "user", "content": [text("a"), part(0), bad]}]
         error = refused(lambda m=messages: server.chat(m), "messages[1].content[2]")
@@ -196,11 +251,21 @@ class ImageServer(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def check_http_urls(server: Server) -> None:
+@contextmanager
+def web_server() -> Iterator[str]:
+    """The address of an ImageServer."""
     web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ImageServer)
     threading.Thread(target=web.serve_forever, daemon=True).start()
     try:
-        url = f"http://127.0.0.1:{web.server_port}/image.png"
+        yield f"http://127.0.0.1:{web.server_port}"
+    finally:
+        web.shutdown()
+        web.server_close()
+
+
+def check_http_urls(server: Server) -> None:
+    with web_server() as address:
+        url = f"{address}/image.png"
         good = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
         same = [{"role": "user", "content": [part(0)]}]
         assert server.chat(good)["mm_hashes"] == server.chat(same)["mm_hashes"]
@@ -213,9 +278,6 @@ def check_http_urls(server: Server) -> None:
 
             refused(run, "messages[0].content[1]", "404")
         assert server.chat(good)["prompt_token_ids"]
-    finally:
-        web.shutdown()
-        web.server_close()
 
 
 def check_reserved_ids_in_prompts(server: Server) -> None:

@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import rig_chat as rig
 from checks_chat_images import bad_parts
 from conversations import ASK
+from PIL import Image
 from rig_chat import SENTINEL, part, text
 from rig_http import Api
 
@@ -68,6 +70,19 @@ def check_http_bad_images(api: Api) -> None:
             )
         api.chat([USER])
         assert api.last_images() == 2, name
+
+
+def check_http_images_are_seen_as_a_person_sees_them(api: Api) -> None:
+    """The same image to the model: 16 bit or 8, with the file's end or without."""
+    grey = np.arange(240, dtype=np.uint8).reshape(12, 20)
+    whole = rig.png(Image.fromarray(grey))
+    seen = set()
+    for data in (whole, rig.png(Image.fromarray(grey.astype(np.uint16) * 257)), whole[:-12]):
+        url = {"type": "image_url", "image_url": {"url": rig.data_url(data)}}
+        api.chat([{"role": "user", "content": [url]}])
+        (feature,) = api.core.requests[-1].mm_features
+        seen.add(feature.identifier)
+    assert len(seen) == 1
 
 
 def check_http_limit(api: Api) -> None:

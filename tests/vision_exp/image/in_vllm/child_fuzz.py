@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import native_image
+import numpy as np
 import tiny_config
 import torch
 from PIL import Image, features
@@ -149,8 +150,31 @@ def judge(image: Image.Image) -> tuple[str, ImagePatches | None]:
 
 
 def expected(image: Image.Image, loader: ModuleType, native: SimpleNamespace) -> torch.Tensor:
-    plain = loader.convert_image_mode(loader.normalize_image(image), "RGB")
+    kind, zero_is_white = image.format, getattr(image, "tag_v2", {}).get(262) == 0
+    upright = loader.normalize_image(image)
+    if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
+        upright = grey(upright, zero_is_white and upright.mode.startswith("I;16"))
+    elif upright.mode in ("RGBa", "La"):
+        upright = upright.convert(upright.mode[:-1] + "A")
+    elif upright.mode == "RGBA" and kind in ("BMP", "TGA") and not upright.getextrema()[3][1]:
+        upright = upright.convert("RGB")
+    plain = loader.convert_image_mode(upright, "RGB")
     return native.load_image(plain, **native_image.PARAMETERS)[0]
+
+
+def grey(image: Image.Image, zero_is_white: bool) -> Image.Image:
+    """What vLLM's loader would clip, by a formula of its own."""
+    stored = np.asarray(image).astype(np.float64)
+    values = 65535 - stored if zero_is_white else stored
+    if values.max() > 255:
+        values = values / 256
+    elif image.mode == "F" and values.max() <= 1:
+        values = np.round(values * 255)
+    shown = np.floor(values).astype(np.uint8)
+    clear = image.info.get("transparency")
+    return Image.fromarray(
+        np.where(stored == clear, np.uint8(255), shown) if isinstance(clear, int) else shown
+    )
 
 
 CONFIG = VisionConfig.from_hf_config(SimpleNamespace(**tiny_config.vision_config()))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from checks import check, equal
 from PIL import ExifTags, Image
 from rig_model import Rig, noise
@@ -48,6 +49,32 @@ def they_are_as_vllms_parser_makes_them(rig: Rig) -> None:
             equal((made.mode, made.size), (wanted.mode, wanted.size), what)
             equal(made.tobytes() == wanted.tobytes(), True, what)
         equal(image.tobytes() == before, True, f"{what}: the caller's image")
+
+
+@check
+def arrays_and_wide_images_are_what_they_show(rig: Rig) -> None:
+    info = rig.processor().info
+    image = noise(31, 17)
+    last = np.asarray(image)
+    first = torch.from_numpy(last.copy()).permute(2, 0, 1)
+    for what, array in {
+        "channels last": last,
+        "channels first": first.numpy(),
+        "a tensor": first,
+        "0 to 1": first / 255,
+        "bfloat16": first.bfloat16() / 255,
+    }.items():
+        equal(plain(info, [array])[0].tobytes() == image.tobytes(), True, what)
+    grey = image.convert("L")
+    shades = np.asarray(grey)
+    wide = Image.frombytes("I;16", grey.size, (shades.astype(np.uint16) * 257).tobytes())
+    for what, form in {
+        "two dimensions": shades,
+        "16 bit": wide,
+        "16 bit beside another": [wide, last],
+        "16 bit beside another, a tuple": (wide, last),
+    }.items():
+        equal(plain(info, form)[0].tobytes() == grey.convert("RGB").tobytes(), True, what)
 
 
 @check

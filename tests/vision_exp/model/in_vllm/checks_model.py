@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections.abc import Iterable
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import cpu_model
 import torch
 from checks import check, equal, raises
 from rig_model import Rig, noise
+from vllm.config import VllmConfig
 
 START, PAD, IMAGE, NEWLINE, END = range(129257, 129262)
 
@@ -49,6 +54,31 @@ def instances_carry_what_the_runners_read(rig: Rig) -> None:
     equal(tuple(model.model.aux_hidden_state_layers), (1, 2), "aux hidden states")
     default = model.get_eagle3_default_aux_hidden_state_layers()
     equal(default, (2, 2, 1), "default aux layers of four")
+
+
+@check
+def a_worker_says_what_holds_after_its_self_test(rig: Rig) -> None:
+    """The wrapper of vLLM's own worker over the real model; a step of nothing is refused."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    from vision_exp.model.selftest import SelfTestError
+
+    model = cpu_model.build(rig, "small")
+    spec = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=256))
+    runner = SimpleNamespace(
+        get_model=lambda: model,
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[spec], num_blocks=9),
+    )
+    worker = object.__new__(Worker)
+    worker.vllm_config = VllmConfig(model_config=rig.model_config(rig.checkpoint("small")))
+    worker.model_runner = runner
+    worker.execute_model = worker.sample_tokens = lambda *args: None
+    wrapper = Worker.compile_or_warm_up_model.__dict__["__vision_exp_wrapper__"]
+    names = ", ".join(f"model.layers.{index} (routing)" for index in range(4))
+    with raises(SelfTestError, "the start is refused", f"{names} on rank 0"):
+        wrapper(lambda worker: None, worker)
+    with mock.patch.dict(os.environ, VISION_EXP_SELF_TEST="0"):
+        equal(wrapper(lambda worker: "warm", worker), "warm")
 
 
 def forward_images(
@@ -194,3 +224,35 @@ def assert_balanced(assign_images: Any) -> None:
             # Largest first: the busiest rank is at most one image above the average.
             busiest = max(sum(sizes[i] for i in numbers) for numbers in assigned)
             equal(busiest <= sum(sizes) / ranks + max(sizes, default=0), True, "the busiest rank")
+
+
+@check
+def the_tower_is_told_of_vllms_flash_attention(rig: Rig) -> None:
+    """Asked while vLLM's config is known: what it names decides. A Hopper is stood for."""
+    from vllm.config import AttentionConfig, VllmConfig, set_current_vllm_config
+    from vllm.platforms import current_platform
+    from vllm.platforms.interface import DeviceCapability
+    from vllm.v1.attention.backends import fa_utils
+
+    from vision_exp.tower.attention import Flash, available_flash
+
+    equal(cpu_model.build(rig, "small").vision.flash, Flash(), "none on a CPU, and it was asked")
+    # Its own module, which ends in an ImportError where there are no compiled kernels.
+    interface = ModuleType("vllm.vllm_flash_attn.flash_attn_interface")
+    vars(interface).update(
+        is_fa_version_supported=(2, 3).__contains__, fa_version_unsupported_reason=str
+    )
+    package = ModuleType("vllm.vllm_flash_attn")
+    fakes = (
+        mock.patch.object(fa_utils, "flash_attn_varlen_func", None, create=True),
+        mock.patch.dict(sys.modules, {one.__name__: one for one in (package, interface)}),
+        mock.patch.object(
+            type(current_platform), "get_device_capability", lambda *_: DeviceCapability(9, 0)
+        ),
+    )
+    with fakes[0], fakes[1], fakes[2]:
+        equal(available_flash(), Flash((3, 2)), "outside of any config")
+        for version, expected in ((None, Flash((3, 2))), (2, Flash((2,), asked=True))):
+            config = VllmConfig(attention_config=AttentionConfig(flash_attn_version=version))
+            with set_current_vllm_config(config):
+                equal(available_flash(), expected, f"flash_attn_version {version}")

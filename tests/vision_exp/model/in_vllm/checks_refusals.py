@@ -30,9 +30,9 @@ def refusals_are_client_errors(rig: Rig) -> None:
         ("no placeholder", [5, 6], [image], "0 image placeholders"),
         ("too many placeholders", [PLACEHOLDER] * 3, [image] * 2, "3 image placeholders"),
         ("reserved id", [IMAGE, PLACEHOLDER], [image], "reserved"),
-        ("no image", [PLACEHOLDER], [torch.zeros(3, 4, 5)], "image 0"),
+        ("no image", [PLACEHOLDER], [torch.zeros(6, 4, 5)], "image 0"),
         ("a word", [PLACEHOLDER], ["abc"], "image 0"),
-        ("bfloat16", [PLACEHOLDER], [torch.zeros(3, 4, 5, dtype=torch.bfloat16)], "image 0"),
+        ("normalized", [PLACEHOLDER], [torch.zeros(3, 4, 5).bfloat16() - 1], "image 0"),
         ("above the limit", [PLACEHOLDER] * 33, [image] * 33, "--limit-mm-per-prompt"),
     )
     for what, prompt, images, text in cases:
