@@ -40,7 +40,7 @@ from gpu.lib.rig import Report
 from gpu_timing import graphed, matrix_rate, milliseconds
 
 from vision_exp.config import VisionConfig
-from vision_exp.tower import Aligner, VisionTower, attention, backends, fused
+from vision_exp.tower import Aligner, VisionTower, attention, fused
 
 SIZES = {**released_config.VISION, "hidden_size": released_config.LANGUAGE["hidden_size"]}
 #: name -> (grids in one call, most times the floor)
@@ -168,7 +168,8 @@ def measure(name: str, tower: Any, aligner: Any, native: Any) -> dict[str, Any]:
 
 def in_float32(module: Any) -> Any:
     """The same weights, wide: what both BF16 computations are rounded from."""
-    captured = {name: vars(module).pop(name) for name in ("_graphs",) if name in vars(module)}
+    names = ("_graphs", "_backend")
+    captured = {name: vars(module).pop(name) for name in names if name in vars(module)}
     wide = copy.deepcopy(module).float()
     vars(module).update(captured)
     return wide
@@ -183,7 +184,8 @@ def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, flo
     x, hidden = (torch.randn(rows, n, device="cuda").bfloat16() for n in (1024, 2816))
     qkv, gate_up = block.attn.wqkv(x).unflatten(-1, (3, 16, 64)), block.mlp.w1(x)
     angles, step, sums = torch.rand(rows, 32, device="cuda"), x * 1e-3, x.clone()
-    backend = backends.select(x.device)
+    backend = tower._backend
+    attend = backend.attention.packed
     gated_linear, pdl = backend.gated_linear, backend.pdl
 
     def linears() -> None:
@@ -200,7 +202,7 @@ def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, flo
                 fused.swiglu(gate_up)
 
     return {
-        "of it attention": graphed(lambda: [backend.attend(qkv, counts) for _ in range(32)]),
+        "of it attention": graphed(lambda: [attend(qkv, counts) for _ in range(32)]),
         "linears": graphed(linears),
         "fused": graphed(by_hand),
     }
@@ -209,14 +211,15 @@ def parts(tower: Any, patches: torch.Tensor, counts: list[int]) -> dict[str, flo
 @contextmanager
 def launched(tower: Any, attend: attention.AttendPacked | None = None) -> Iterator[None]:
     """The fused blocks launched one by one for a while, with their own attention or another."""
-    select, captured = backends.select, tower._graphs
+    backend, captured = tower._backend, tower._graphs
     if attend:
-        backends.select = lambda device: replace(select(device), attend=attend)
+        other = replace(backend.attention, packed=attend)
+        tower._backend = replace(backend, attention=other)
     tower._graphs = None
     try:
         yield
     finally:
-        backends.select, tower._graphs = select, captured
+        tower._backend, tower._graphs = backend, captured
 
 
 @torch.inference_mode()

@@ -33,7 +33,14 @@ class Choice:
 
     def value(self) -> str:
         """Raises ValueError naming the variable, another value and what is allowed."""
-        value = os.environ.get(self.name) or self.allowed[0]
+        return self.checked(self.said())
+
+    def said(self) -> str:
+        """What the environment says, allowed or not."""
+        return os.environ.get(self.name) or self.allowed[0]
+
+    def checked(self, value: str) -> str:
+        """The value itself; ValueError as of `value`."""
         if value not in self.allowed:
             raise ValueError(f"{self.name}={value!r}: expected one of {', '.join(self.allowed)}")
         return value
@@ -49,6 +56,8 @@ FAST_PIXELS = Switch("VISION_EXP_FAST_PIXELS", default=True)
 TOWER_GRAPHS = Switch("VISION_EXP_TOWER_GRAPHS", default=True)
 #: The tower's SwiGLU may run inside QuACK's matrix product.
 TOWER_QUACK = Switch("VISION_EXP_TOWER_QUACK", default=True)
+#: Whether tensor-parallel ranks share the tower (weights) or the images (data).
+TOWER_MODE = Choice("VISION_EXP_TOWER_MODE", ("auto", "data", "weights"))
 #: What becomes of images in tool messages.
 TOOL_IMAGES = Choice("VISION_EXP_TOOL_IMAGES", ("refuse", "move", "note"))
 #: What becomes of images over the limit of a request.

@@ -29,6 +29,7 @@
 #   release   after setup and warm: what another release has to show, server and table included
 #   serving   the serving times alone (part of figures)
 #   tower     the tower's times alone (part of figures)
+#   attention the tower's times with every kind of attention that the card has
 #   images    the first token of an image request and the image prefill alone (part of serving)
 #   vision    hidden states, server, tower and images: what a change of these needs
 #   two       two GPUs: tensor parallelism
@@ -43,7 +44,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 
 known=" setup patch warm first second kernels server figures table cache release serving tower images "
-known+="vision two two_tower differ session "
+known+="attention vision two two_tower differ session "
 refuse() {
     echo "$1; nothing was run" >&2
     echo "next: PIECES=DIR WORK=DIR OUT=DIR tests/gpu/run.sh STAGE...   (all, or some of:$known)" >&2

@@ -23,6 +23,14 @@ tower() {
     grep -v '^\[check\]\|^INFO' "$logs/tower.log"
 }
 
+# With every kind of attention alone, and with what the start chooses.
+attention() {
+    job attention 400 "$patched" python3 "$here/jobs/checks_attention.py" "$rows/attention.json"
+    wait
+    grep -v '^INFO' "$logs/attention.log"
+    rows_of attention
+}
+
 figures() {
     tower
     serving

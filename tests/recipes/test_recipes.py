@@ -81,6 +81,7 @@ def check_options(found: dict[str, str]) -> None:
     assert found["--tokenizer-mode"] == "deepseek_v4"
     assert found["--block-size"] == "256"
     assert found["--kv-cache-dtype"] == "fp8"
+    assert found["--mm-encoder-tp-mode"] == "data"
     assert int(found["--max-num-batched-tokens"]) >= 384 + 3
     assert json.loads(found["--limit-mm-per-prompt"])["image"] >= 1
     assert json.loads(found["--speculative-config"]) == {

@@ -35,12 +35,13 @@ def test_switches(switch: settings.Switch, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda one: one.name)
 def test_choices(choice: settings.Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(choice.name, raising=False)
-    assert choice.value() == "refuse"
+    default = "auto" if choice is settings.TOWER_MODE else "refuse"
+    assert choice.value() == default
     for value in ("", *choice.allowed):
         monkeypatch.setenv(choice.name, value)
-        assert choice.value() == (value or "refuse")
+        assert choice.value() == (value or default)
     monkeypatch.setenv(choice.name, "perhaps")
-    with pytest.raises(ValueError, match=f"{choice.name}='perhaps': expected one of refuse, "):
+    with pytest.raises(ValueError, match=f"{choice.name}='perhaps': expected one of {default}, "):
         choice.value()
 
 
@@ -63,5 +64,5 @@ def test_every_variable_is_read_here_and_nowhere_else() -> None:
 
 def test_every_variable_is_in_the_page_of_settings() -> None:
     page = (ROOT / "docs/settings.md").read_text()
-    assert len(NAMES) == 8
+    assert len(NAMES) == 9
     assert [name for name in sorted(NAMES) if name not in page] == []

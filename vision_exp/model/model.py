@@ -17,6 +17,7 @@ from torch import nn
 from vision_exp.config import VisionConfigError, read_config
 from vision_exp.engine import context
 from vision_exp.layout import PLACEHOLDER, SENTINEL_FIRST, TokenType, image_token_mask
+from vision_exp.model import ranks
 from vision_exp.model.encoder import encode_images, merge_rows
 from vision_exp.model.weights import load_weights
 
@@ -28,6 +29,7 @@ def add_vision(model: Any, vllm_config: Any) -> None:
     from vllm.distributed import get_pp_group
 
     from vision_exp.tower import Aligner, VisionTower
+    from vision_exp.tower.attention import available_flash
     from vision_exp.tower.parallel import VllmLinears
 
     config = read_config(vllm_config.model_config.hf_config)
@@ -40,11 +42,12 @@ def add_vision(model: Any, vllm_config: Any) -> None:
         return
     if getattr(multimodal, "mm_encoder_only", False):
         raise VisionConfigError("--mm-encoder-only is not supported for this model")
-    model.data_parallel = multimodal.mm_encoder_tp_mode == "data"
+    model.data_parallel = ranks.tower_mode(multimodal.mm_encoder_tp_mode).data_parallel
     linears = VllmLinears.for_config(config, data_parallel=model.data_parallel)
     with model._mark_tower_model(vllm_config, {"image"}):
         model.vision = VisionTower(config, linears)
         model.aligner = Aligner(config, linears)
+    model.vision.flash = available_flash()  # vLLM's config is known here, and not when it runs
     for name in LEARNED:
         vector = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
         setattr(model, name, vector)

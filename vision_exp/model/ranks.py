@@ -1,14 +1,18 @@
-"""Refuses to start when tensor-parallel ranks run different overlays or patches.
+"""What the tensor-parallel ranks of a model tell each other before it is built.
 
-Hosts or containers that are updated one by one could otherwise share a model between two versions
-of this code, with no error and wrong answers.
+A start with different overlays or patches is refused: hosts or containers that are updated one by
+one could otherwise share a model between two versions of this code, with no error and wrong
+answers. And all ranks take the same tower mode.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from vision_exp import install
+from vision_exp.tower import mode
+
+T = TypeVar("T")
 
 
 class RankMismatchError(RuntimeError):
@@ -21,20 +25,35 @@ def check() -> None:
     A collective: every rank calls it, once per model. RankMismatchError, on every rank, names all
     digests. Nothing is sent where there is one rank.
     """
+    state = install.installed
+    compare(_of_all((state.overlay, state.plan)))
+
+
+def tower_mode(asked: str) -> mode.Mode:
+    """How the ranks run the tower, in the log too; ``asked`` is ``--mm-encoder-tp-mode``.
+
+    A collective. mode.TowerModeError, on every rank, where their settings differ.
+    """
+    ranks = _of_all(mode.this_rank())
+    found = mode.decide(ranks, asked)
+    mode.log(found, len(ranks))
+    return found
+
+
+def _of_all(own: T) -> list[T]:
+    """What each tensor-parallel rank says, in rank order."""
     from vllm.distributed import parallel_state
 
     group = parallel_state.get_tp_group()
-    if group.world_size > 1:
-        state = install.installed
-        compare(gather(state.overlay, state.plan, group.cpu_group, group.world_size))
+    return gather(own, group.cpu_group, group.world_size) if group.world_size > 1 else [own]
 
 
-def gather(overlay: str, plan: str, group: Any, ranks: int) -> list[tuple[str, str]]:
-    """Every rank's (overlay, plan) digests, in rank order, over a CPU process group."""
+def gather(own: T, group: Any, ranks: int) -> list[T]:
+    """What each rank says, in rank order, over a CPU process group."""
     import torch
 
     found: list[Any] = [None] * ranks
-    torch.distributed.all_gather_object(found, (overlay, plan), group=group)
+    torch.distributed.all_gather_object(found, own, group=group)
     return found
 
 

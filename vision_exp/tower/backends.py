@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from vision_exp.tower import attention, hopper
+from vision_exp.tower import attention, hopper, split_kv
+from vision_exp.tower.attention import TORCH, Flash, Kind
 from vision_exp.tower.hopper import swiglu, waves
 
 
 @dataclass(frozen=True)
 class Backend:
-    """``attend_image`` makes the attention of one image in so many rows and heads, for CUDA graphs;
-    None: no graphs. ``gated_linear``: product and SwiGLU in one kernel, if there is one. ``pdl``:
-    whether kernels use programmatic dependent launch."""
+    """``gated_linear``: product and SwiGLU in one kernel, if there is one. ``pdl``: whether kernels
+    use programmatic dependent launch."""
 
-    attend: attention.AttendPacked = attention.torch_packed
-    attend_image: Callable[[int, int, torch.device], attention.ImageAttention] | None = None
+    attention: Kind = TORCH
     gated_linear: swiglu.GatedLinear | None = None
     pdl: bool = False
 
 
-def select(device: torch.device) -> Backend:
-    """The fastest parts for a GPU."""
-    version, on_hopper = attention.flash_version(), hopper.available(device)
-    backend = Backend(pdl=on_hopper, gated_linear=swiglu.select(device) if on_hopper else None)
-    if version is None:
-        return backend
-    if on_hopper and version == waves.FLASH_VERSION:
-        return replace(backend, attend=waves.attend, attend_image=waves.attend_image)
-    return replace(backend, attend=attention.flash_packed, attend_image=attention.flash_image)
+def select(device: torch.device, kind: Kind = TORCH) -> Backend:
+    """The fastest parts for a GPU, with this attention."""
+    on_hopper = hopper.available(device)
+    return Backend(kind, swiglu.select(device) if on_hopper else None, pdl=on_hopper)
+
+
+def kinds(device: torch.device, flash: Flash) -> list[Kind]:
+    """Every kind of attention that this GPU may have, what is known to be good first.
+
+    Where vLLM's config names a version of FlashAttention, that one alone.
+    """
+    of_flash = [_flash_kind(device, version) for version in flash.versions]
+    return of_flash if flash.asked else [*of_flash, *split_kv.kinds(), attention.VARLEN, TORCH]
+
+
+def _flash_kind(device: torch.device, version: int) -> Kind:
+    full_waves = version == waves.FLASH_VERSION and hopper.available(device)
+    return waves.KIND if full_waves else attention.flash_kind(version)

@@ -7,7 +7,8 @@ the next larger one: its patches first, then whatever lies there, which takes pa
 attention. Several images packed into one call keep the device busy by themselves.
 
 No graphs, so that all blocks are launched: for sharded towers (their all-reduce belongs into vLLM's
-own capture), on GPUs for which vLLM has no FlashAttention, with VISION_EXP_TOWER_GRAPHS=0.
+own capture), with VISION_EXP_TOWER_GRAPHS=0, and where a capture fails or its first replay does not
+give the rows that launching gives.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from typing import Any
 import torch
 
 from vision_exp import settings
-from vision_exp.tower import backends, fused
-from vision_exp.tower.attention import ImageAttention, on_device
+from vision_exp.tower import backends, fused, trial
+from vision_exp.tower.attention import ImageAttention, Kind, available_flash, on_device
 from vision_exp.tower.backends import Backend
+from vision_exp.tower.trial import Capture, Replay
 
 #: Row counts to capture, for the smallest image that the transform makes to the largest. One less
 #: than a multiple of 64, for which cuBLAS takes slower kernels (linear layers of a block at 3,200
 #: rows: 135 microseconds, at 3,199: 123, on an H200).
 SIZES = tuple(rows - 1 for rows in (*range(640, 2048, 128), *range(2048, 3329, 64)))
 
-logger = logging.getLogger("vllm.vision_exp")
+#: Largest relative distance of a first replay's rows from launched ones. Other kernels round BF16
+#: differently, by some 0.02 after 32 blocks; wrong rows are off by about 1.
+REPLAY_ERROR = 0.1
 
-Replay = Callable[[], None]
-Capture = Callable[[Callable[[], None]], Replay]
+logger = logging.getLogger("vllm.vision_exp")
 
 
 class StaticBuffers:
@@ -98,17 +101,31 @@ def run(
 ) -> torch.Tensor:
     """Final rows (n, dim) of packed images' patches (n, 3, p, p), for a tower that fused supports.
 
-    The first call captures the graphs, as ``tower._graphs``.
+    The first call chooses the attention and captures the graphs: ``tower._backend`` and
+    ``tower._graphs``.
     """
-    backend = backends.select(patches.device)
-    if not torch.cuda.is_current_stream_capturing():
-        if not hasattr(tower, "_graphs"):
-            tower._graphs = _capture_all(tower, patches, backend)
+    capturing = torch.cuda.is_current_stream_capturing()
+    if not hasattr(tower, "_backend") and not capturing:
+        prepare(tower, patches, backends.kinds(patches.device, tower.flash or available_flash()))
+    if hasattr(tower, "_graphs") and not capturing:
         bucket = find_bucket(tower._graphs, seqlens) if tower._graphs else None
         if bucket:
             return bucket.run(patches, grids[0][1])
+    backend = getattr(tower, "_backend", None) or backends.select(patches.device)
+    return launch(tower, patches, grids, seqlens, backend)
+
+
+def launch(
+    tower: Any,
+    patches: torch.Tensor,
+    grids: Sequence[tuple[int, int]],
+    seqlens: Sequence[int],
+    backend: Backend,
+) -> torch.Tensor:
+    """`run` kernel by kernel, with these parts."""
     x, rope = tower.patch_embed(patches), tower.rope(grids, patches.device)
-    return fused.run_blocks(tower, x, rope, lambda qkv: backend.attend(qkv, seqlens), backend)
+    attend = backend.attention.packed
+    return fused.run_blocks(tower, x, rope, lambda qkv: attend(qkv, seqlens), backend)
 
 
 def find_bucket(buckets: Sequence[Bucket], seqlens: Sequence[int]) -> Bucket | None:
@@ -119,34 +136,103 @@ def find_bucket(buckets: Sequence[Bucket], seqlens: Sequence[int]) -> Bucket | N
     return buckets[index] if index < len(SIZES) else None
 
 
-def make_buckets(make: Callable[[int], Bucket]) -> list[Bucket]:
+def make_buckets(make: Callable[[int], Bucket], sizes: Sequence[int] = SIZES) -> list[Bucket]:
     """All buckets, made largest first, so that the smaller ones reuse its memory."""
-    return [make(rows) for rows in reversed(SIZES)][::-1]
+    return [make(rows) for rows in reversed(sizes)][::-1]
 
 
-def _capture_all(tower: Any, patches: torch.Tensor, backend: Backend) -> list[Bucket] | None:
-    attend_image = backend.attend_image
-    if not settings.TOWER_GRAPHS.is_on() or tower.blocks[0].sharded or attend_image is None:
-        return None
-    row = tower.patch_embed(patches[:1])
-    capture = partial(_capture, pool=torch.cuda.graph_pool_handle(), side=torch.cuda.Stream())
+def prepare(tower: Any, patches: torch.Tensor, kinds: Sequence[Kind]) -> None:
+    """Chooses among these kinds of attention, and captures the graphs; see `run`."""
+    wanted, side = settings.TOWER_GRAPHS.is_on(), torch.cuda.Stream()
+    capture = capturing(side) if wanted else _run_once
+    heads, dim = tower.blocks[0].attn.n_heads, tower.config.head_dim
+    stage = trial.Stage(heads, dim, patches.device, capture, milliseconds)
+    kind = trial.choose(kinds, stage)
+    torch.cuda.empty_cache()  # what the trial's graphs held
+    tower._backend = backends.select(patches.device, kind) if kind else Backend()
+    tower._graphs = None
+    if wanted and kind and not tower.blocks[0].sharded:
+        capture = capturing(side, torch.cuda.graph_pool_handle())
+        tower._graphs = capture_all(tower, patches, tower._backend, capture)
+
+
+def capture_all(
+    tower: Any,
+    patches: torch.Tensor,
+    backend: Backend,
+    capture: Capture,
+    sizes: Sequence[int] = SIZES,
+) -> list[Bucket] | None:
+    """Graphs for images of up to ``sizes`` rows; None, and why in the log, if they do not work.
+
+    ``patches``: (n, 3, p, p), of which only kind and device matter.
+    """
     try:
-        static = StaticBuffers(SIZES[-1], patches, row)
+        static = StaticBuffers(sizes[-1], patches, tower.patch_embed(patches[:1]))
 
         def make(rows: int) -> Bucket:
-            attention = attend_image(rows, tower.config.n_heads, patches.device)
+            heads = tower.blocks[0].attn.n_heads
+            attention = backend.attention.image(rows, heads, patches.device)
             return Bucket(tower, rows, static, attention, backend, capture)
 
-        buckets = make_buckets(make)
-    except RuntimeError as error:
-        # Slower, not wrong: the same kernels run one by one.
-        logger.warning("[vision-exp] no CUDA graphs for the tower: %s", error)
+        buckets = make_buckets(make, sizes)
+        errors = torch.stack([_replay_error(tower, b, patches, backend) for b in buckets]).tolist()
+        wrong = [f"{b.rows}: {e:.2g}" for b, e in zip(buckets, errors, strict=True) if not _near(e)]
+        if wrong:
+            raise ReplayError(f"rows of replays differ from launched ones ({', '.join(wrong)})")
+    except Exception as error:  # noqa: BLE001  slower, not wrong: the same kernels run one by one
+        kind = type(error).__name__
+        logger.warning("[vision-exp] no CUDA graphs for the tower: %s: %s", kind, error)
         return None
     logger.info("[vision-exp] tower graphs for %d row counts", len(buckets))
     return buckets
 
 
-def _capture(work: Callable[[], None], *, pool: Any, side: torch.cuda.Stream) -> Replay:
+class ReplayError(RuntimeError):
+    """A captured tower gives other rows than the launched one."""
+
+
+def _near(error: float) -> bool:
+    return error <= REPLAY_ERROR  # NaN is not
+
+
+def _replay_error(tower: Any, bucket: Bucket, like: torch.Tensor, backend: Backend) -> torch.Tensor:
+    """Relative distance of a bucket's first replay from the launched rows, on the device."""
+    width = min(33, bucket.rows)  # no multiple of anything, so that rows are left behind the image
+    grid = (bucket.rows // width, width)
+    count = grid[0] * grid[1]
+    random = torch.Generator(like.device).manual_seed(bucket.rows)
+    patches = torch.rand((count, *like.shape[1:]), device=like.device, generator=random)
+    patches = patches.mul_(2).sub_(1).to(like.dtype)
+    expected = launch(tower, patches, [grid], [count], backend).float()
+    return (bucket.run(patches, width).float() - expected).norm() / expected.norm()
+
+
+def _run_once(work: Callable[[], None]) -> Replay:
+    work()
+    return work
+
+
+def milliseconds(replay: Replay) -> float:
+    """The faster of two runs, on the device's clock, after one to warm up."""
+    replay()
+    times = []
+    for _ in range(2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return min(times)
+
+
+def capturing(side: torch.cuda.Stream, pool: Any = None) -> Capture:
+    """Captures CUDA graphs on a stream of their own, which share a memory pool if there is one."""
+    return partial(_capture, side=side, pool=pool)
+
+
+def _capture(work: Callable[[], None], *, side: torch.cuda.Stream, pool: Any) -> Replay:
     # Not torch.cuda.graph: that collects garbage each time, seconds in a large process.
     graph = torch.cuda.CUDAGraph()
     side.wait_stream(torch.cuda.current_stream())

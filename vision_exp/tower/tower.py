@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vision_exp.config import VisionConfig
+from vision_exp.tower.attention import Flash
 from vision_exp.tower.linears import PLAIN, Linears
 
 Grid = tuple[int, int]
@@ -183,8 +184,11 @@ class VisionTower(nn.Module):
     """``tower(patches, vit_grid)``: (n, 3, p, p) to (n, dim).
 
     ``vit_grid`` is one image's (h, w), or a sequence of them for packed images; n is the sum of
-    their areas (ValueError otherwise).
+    their areas (ValueError otherwise). ``flash``: vLLM's FlashAttention, as whoever builds the
+    tower in vLLM's config context was told; None asks when the tower first runs.
     """
+
+    flash: Flash | None = None
 
     def __init__(
         self, config: VisionConfig, linears: Linears = PLAIN, prefix: str = "vision"

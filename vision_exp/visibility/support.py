@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+from collections.abc import Container
 from typing import Any
 
 from vision_exp.settings import REQUIRE_VISIBILITY
@@ -105,7 +106,7 @@ def flashinfer_reason(class_name: str, vllm_config: Any) -> str | None:
 
         shards = vllm_config.parallel_config.tensor_parallel_size
         heads = Layer.get_padded_num_q_heads(hf_config.num_attention_heads // shards)
-        return sm120_reason(sm120_shapes(), heads, width)
+        return sm120_reason(sm120_table(), heads, width)
     if class_name == "DeepseekV4FlashInferMLAAttention":
         from vllm.v1.attention.ops.flashmla import is_flashmla_sparse_supported
 
@@ -114,19 +115,25 @@ def flashinfer_reason(class_name: str, vllm_config: Any) -> str | None:
     return f"unknown-attention-class-{class_name}"
 
 
-def sm120_shapes() -> frozenset[tuple[int, int]]:
-    """(heads, keys) that the installed FlashInfer's SM120 decode kernel is built for."""
+def sm120_table() -> Container[tuple[int, int]] | None:
+    """What the installed FlashInfer's SM120 decode kernel takes: (heads, keys) `in` it.
+
+    A set up to 0.6.18, a rule from 0.7 on that cannot be listed; None before 0.6.14.
+    """
     try:
         module = importlib.import_module("flashinfer.mla._sparse_mla_sm120")
-    except ImportError:  # before 0.6.14
-        return frozenset()
-    return frozenset(getattr(module, "_DECODE_DSV4_DISPATCH", ()))
+    except ImportError:
+        return None
+    table: Container[tuple[int, int]] | None = getattr(module, "_DECODE_DSV4_DISPATCH", None)
+    return table
 
 
-def sm120_reason(shapes: frozenset[tuple[int, int]], heads: int, width: int) -> str | None:
+def sm120_reason(table: Container[tuple[int, int]] | None, heads: int, width: int) -> str | None:
     """Why SM120's kernel cannot take rows of `width` keys, or None."""
-    if not shapes:
+    if table is None:
         return "flashinfer-has-no-sm120-sparse-mla"
-    if (heads, width) not in shapes:
-        return f"flashinfer-sm120-has-no-kernel-for-{heads}-heads-{width}-keys"
-    return None
+    try:
+        known = (heads, width) in table
+    except TypeError:
+        return f"flashinfer-sm120-kernels-are-unknown-in-a-{type(table).__name__}"
+    return None if known else f"flashinfer-sm120-has-no-kernel-for-{heads}-heads-{width}-keys"

@@ -22,7 +22,7 @@ dist.init_process_group(
     "gloo", init_method="file://" + store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
 )
 try:
-    ranks.compare(ranks.gather(overlay, "plan", dist.group.WORLD, 2))
+    ranks.compare(ranks.gather((overlay, "plan"), dist.group.WORLD, 2))
     print("same")
 except ranks.RankMismatchError as error:
     print("refused", error)

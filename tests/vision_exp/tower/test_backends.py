@@ -13,38 +13,45 @@ from typing import Any
 import pytest
 import torch
 
-from vision_exp.tower import attention, backends, hopper
-from vision_exp.tower.hopper import split_kv, swiglu, waves
+from vision_exp.tower import attention, backends, hopper, split_kv
+from vision_exp.tower.hopper import swiglu, waves
 
 TOWER = Path(backends.__file__).parent
 CARD = torch.device("cuda", 0)
 META = torch.device("meta")
-FLASH = (attention.flash_packed, attention.flash_image)
-WAVES = (waves.attend, waves.attend_image)
+OURS = ["Triton 64x128", "Triton 128x64", "torch's FlashAttention", "torch"]
+WAVES = "FlashAttention 3 in full waves"
 
 
 @pytest.mark.parametrize(
-    ("capability", "version", "parts"),
+    ("capability", "versions", "first"),
     [
-        ((9, 0), 3, WAVES),
-        ((9, 0), 2, FLASH),
-        ((9, 0), None, (attention.torch_packed, None)),
-        ((8, 0), 2, FLASH),
-        ((8, 0), 3, FLASH),
-        ((10, 0), 4, FLASH),
-        ((12, 1), None, (attention.torch_packed, None)),
+        ((9, 0), (3, 2), [WAVES, "FlashAttention 2"]),
+        ((9, 0), (2,), ["FlashAttention 2"]),
+        ((9, 0), (), []),
+        ((8, 0), (2,), ["FlashAttention 2"]),
+        ((8, 0), (3,), ["FlashAttention 3"]),
+        ((10, 0), (4, 2), ["FlashAttention 4", "FlashAttention 2"]),
+        ((12, 1), (2,), ["FlashAttention 2"]),
+        ((12, 1), (), []),
     ],
 )
 def test_what_a_gpu_gets(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], version: int | None, parts: Any
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    versions: tuple[int, ...],
+    first: list[str],
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    monkeypatch.setattr(attention, "flash_version", lambda: version)
     monkeypatch.setattr(swiglu, "select", lambda _device: "QuACK's product")
     hopper.available.cache_clear()
-    found = backends.select(CARD)
+    kinds = backends.kinds(CARD, attention.Flash(versions))
+    asked = backends.kinds(CARD, attention.Flash(versions[:1], asked=bool(versions)))
+    found = backends.select(CARD, kinds[0])
     hopper.available.cache_clear()
-    assert (found.attend, found.attend_image) == parts
+    assert [kind.name for kind in kinds] == first + OURS
+    assert [kind.name for kind in asked] == (first[:1] or OURS)
+    assert found.attention is kinds[0]
     assert found.pdl == (capability[0] == 9)
     assert found.gated_linear == ("QuACK's product" if capability[0] == 9 else None)
 
@@ -97,7 +104,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]
     vars(fa_utils).update(
         flash_attn_varlen_func=attend,
         get_scheduler_metadata=plan,
-        get_flash_attn_version=lambda: 3,
     )
     for name in ("vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -109,7 +115,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: card)
     kernels = type("Kernels", (), {"__getitem__": lambda _self, grid: kernel(grid)})
     monkeypatch.setattr(split_kv, "_tail_rows_kernel", kernels())
-    caches = (attention.flash_version, waves._side_stream, waves.attend_image)
+    caches = (waves._side_stream, waves.attend_image)
     for cache in caches:
         cache.cache_clear()
     yield log

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,17 +19,46 @@ ROOT = Path(__file__).resolve().parents[3]
 CHILD = Path(__file__).with_name("in_vllm") / "child_fused.py"
 
 
-def test_fused_blocks_equal_the_tower() -> None:
+@pytest.fixture(scope="module")
+def found() -> Any:
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(CHILD)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.xdist_group("fused")
+def test_fused_blocks_equal_the_tower(found: Any) -> None:
     assert found["error"] < 1e-5
     assert found["shared"] < 1e-5
     assert found["swiglu"] < 1e-6
-    assert found["buckets"] < 1e-5
     assert found["tail"] < 1e-5
+
+
+@pytest.mark.xdist_group("fused")
+@pytest.mark.parametrize("kind", ["torch", "triton", "trusting"])
+def test_what_lies_behind_an_image_in_its_graph_changes_nothing(found: Any, kind: str) -> None:
+    assert found["buckets"][kind] < 1e-5
+
+
+@pytest.mark.xdist_group("fused")
+@pytest.mark.parametrize(
+    ("capture", "rows", "line"),
+    [
+        ("works", [11, 20], "[vision-exp] tower graphs for 2 row counts"),
+        ("forgets", None, "ReplayError: rows of replays differ from launched ones (11: "),
+        ("fails", None, "RuntimeError: operation not permitted when stream is capturing"),
+        ("raises", None, "TypeError: no such keyword"),
+    ],
+)
+def test_a_tower_without_graphs_says_why_and_goes_on(
+    found: Any, capture: str, rows: list[int] | None, line: str
+) -> None:
+    assert found["captures"][capture]["rows"] == rows
+    (said,) = found["captures"][capture]["log"]
+    assert line in said
+    assert rows or said.startswith("[vision-exp] no CUDA graphs for the tower: ")
 
 
 def test_buckets_hold_every_image_with_little_to_spare() -> None:

@@ -1,4 +1,4 @@
-"""Tower and aligner against native vLLM's code with the same weights, and over two ranks.
+"""Tower and aligner against native vLLM's code with the same weights, and over several ranks.
 
 One child process on real vLLM does it all; see in_vllm/child_native.py.
 """
@@ -54,21 +54,30 @@ def test_every_stage_equals_native(result, kind, bound):
         assert max(case["errors"].values()) <= bound, case
 
 
-def test_two_ranks_share_the_tower(result):
-    assert len(result["ranks"]) == 2
-    for found in (rank["shared"] for rank in result["ranks"]):
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_share_the_tower(result, ranks):
+    assert len(result["ranks"][str(ranks)]) == ranks
+    for found in (rank["shared"] for rank in result["ranks"][str(ranks)]):
         assert found["names"]
-        assert found["wqkv"] == [3 * 256 // 2, 256]
-        assert found["w1"] == [2 * 192 // 2, 256]
+        assert found["wqkv"] == [3 * 256 // ranks, 256]
+        assert found["w1"] == [2 * 192 // ranks, 256]
         assert found["tower"] < 1e-5
         assert found["aligner"] < 1e-5
+        assert found["encoded"] < 1e-5
+        assert found["graphs"] == (ranks == 1)
 
 
-def test_two_ranks_hold_all_of_it_when_asked_or_when_heads_do_not_divide(result):
-    for rank in result["ranks"]:
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_hold_all_of_it_when_asked_or_when_heads_do_not_divide(result, ranks):
+    """And then they share out the images, and each may have CUDA graphs."""
+    assert len(result["ranks"][str(ranks)]) == ranks
+    for rank in result["ranks"][str(ranks)]:
         found = rank["whole"]
         assert found["wqkv"] == [3 * 256, 256]
-        assert found["parameters"] > rank["shared"]["parameters"]
+        assert found["parameters"] >= rank["shared"]["parameters"]
+        assert (found["parameters"] > rank["shared"]["parameters"]) == (ranks > 1)
         assert found["tower"] < 1e-5
         assert found["aligner"] < 1e-5
+        assert found["encoded"] < 1e-5
+        assert found["graphs"]
         assert rank["ranks sharing one head"] == 1

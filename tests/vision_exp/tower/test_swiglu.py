@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from vision_exp import settings
-from vision_exp.tower import attention, backends, hopper
+from vision_exp.tower import backends, hopper
 from vision_exp.tower.hopper import swiglu
 
 CARD = torch.device("cuda", 0)
@@ -37,7 +37,6 @@ def other_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
     monkeypatch.setattr(swiglu, "trial", on_cpu(swiglu.trial))
-    monkeypatch.setattr(attention, "flash_version", lambda: None)
     forget()
     yield monkeypatch
     forget()

@@ -107,6 +107,9 @@ def test_sm120_needs_a_kernel_for_its_heads_and_the_wide_row() -> None:
     assert "32-heads-512-keys" in str(support.sm120_reason(shapes, 32, 512))
     assert "64-heads-640-keys" in str(support.sm120_reason(shapes, 64, 640))
     assert support.sm120_reason(frozenset(), 64, 512) is not None
+    assert support.sm120_reason(None, 64, 512) == "flashinfer-has-no-sm120-sparse-mla"
+    odd: Any = 7
+    assert support.sm120_reason(odd, 64, 512) == "flashinfer-sm120-kernels-are-unknown-in-a-int"
 
 
 def test_sm120_calls_fit_the_workspace() -> None:

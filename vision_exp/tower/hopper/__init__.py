@@ -1,7 +1,7 @@
 """What only GPUs of the Hopper generation run (SM90: H100, H200); all others do without it.
 
-`waves` fills the GPU with FlashAttention 3 and leaves the tail rows of an image to `split_kv`;
-`swiglu` has the activation applied inside a matrix product. `backends.select` decides.
+`waves` fills the GPU with FlashAttention 3 and leaves an image's tail rows to `../split_kv.py`;
+`swiglu` has the activation applied inside a matrix product. `backends` decides.
 """
 
 from __future__ import annotations

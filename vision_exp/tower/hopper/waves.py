@@ -4,7 +4,7 @@ FlashAttention 3 (https://arxiv.org/abs/2407.08608) hands out tiles of 192 rows 
 an SM, and every tile of an image takes the same time. 3,108 rows of 16 heads are 272 tiles: on 132
 SMs two full waves, then a third for the last 8 (wave quantisation,
 https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html#wave-quant).
-So FlashAttention gets the rows that fit into full waves, and split_kv.py the tail, beside it.
+So FlashAttention gets the rows that fit into full waves, and ../split_kv.py the tail, beside it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import lru_cache
 
 import torch
 
-from vision_exp.tower.attention import Attend, cu_seqlens, flash, flash_packed
-from vision_exp.tower.hopper import split_kv
+from vision_exp.tower import split_kv
+from vision_exp.tower.attention import Attend, Kind, cu_seqlens, flash, flash_packed
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = ("vllm.v1.attention.backends.fa_utils:get_scheduler_metadata",)
@@ -83,6 +83,7 @@ class WavesAttention:
                 self.side.wait_stream(current)
             # First, so that its tiles get all SMs.
             flash(
+                FLASH_VERSION,
                 qkv,
                 self.cu_seqlens_q,
                 cu_seqlens_k,
@@ -125,9 +126,12 @@ attend_image = lru_cache(maxsize=64)(WavesAttention)
 def attend(qkv: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
     """Full attention inside each image: (n, 3, heads, d) to (n, heads * d)."""
     if len(seqlens) > 1:
-        return flash_packed(qkv, seqlens)
+        return flash_packed(FLASH_VERSION, qkv, seqlens)
     keys = cu_seqlens(seqlens, qkv.device)
     return attend_image(seqlens[0], qkv.shape[2], qkv.device)(keys)(qkv)
+
+
+KIND = Kind("FlashAttention 3 in full waves", attend, attend_image)
 
 
 @lru_cache(maxsize=8)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import cpu_model
 import torch
@@ -194,3 +197,35 @@ def assert_balanced(assign_images: Any) -> None:
             # Largest first: the busiest rank is at most one image above the average.
             busiest = max(sum(sizes[i] for i in numbers) for numbers in assigned)
             equal(busiest <= sum(sizes) / ranks + max(sizes, default=0), True, "the busiest rank")
+
+
+@check
+def the_tower_is_told_of_vllms_flash_attention(rig: Rig) -> None:
+    """Asked while vLLM's config is known: what it names decides. A Hopper is stood for."""
+    from vllm.config import AttentionConfig, VllmConfig, set_current_vllm_config
+    from vllm.platforms import current_platform
+    from vllm.platforms.interface import DeviceCapability
+    from vllm.v1.attention.backends import fa_utils
+
+    from vision_exp.tower.attention import Flash, available_flash
+
+    equal(cpu_model.build(rig, "small").vision.flash, Flash(), "none on a CPU, and it was asked")
+    # Its own module, which ends in an ImportError where there are no compiled kernels.
+    interface = ModuleType("vllm.vllm_flash_attn.flash_attn_interface")
+    vars(interface).update(
+        is_fa_version_supported=(2, 3).__contains__, fa_version_unsupported_reason=str
+    )
+    package = ModuleType("vllm.vllm_flash_attn")
+    fakes = (
+        mock.patch.object(fa_utils, "flash_attn_varlen_func", None, create=True),
+        mock.patch.dict(sys.modules, {one.__name__: one for one in (package, interface)}),
+        mock.patch.object(
+            type(current_platform), "get_device_capability", lambda *_: DeviceCapability(9, 0)
+        ),
+    )
+    with fakes[0], fakes[1], fakes[2]:
+        equal(available_flash(), Flash((3, 2)), "outside of any config")
+        for version, expected in ((None, Flash((3, 2))), (2, Flash((2,), asked=True))):
+            config = VllmConfig(attention_config=AttentionConfig(flash_attn_version=version))
+            with set_current_vllm_config(config):
+                equal(available_flash(), expected, f"flash_attn_version {version}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import cpu_model
 import torch
-from checks import check, equal
+from checks import check, equal, raises
 from checks_model import forward_images
 from checks_weights import shuffled
 from rig_model import Rig, noise
@@ -98,4 +98,27 @@ def _rank(rig: Rig, rank: int, store: Path) -> dict[str, list[torch.Tensor]]:
         error = (one.float() - other.float()).norm() / one.float().norm()
         # Another number of rows in one matrix product is summed in another order in BF16.
         equal(bool(error < 5e-3), True, f"spread over ranks and alone differ by {error}")
+    _modes(rank)
     return out
+
+
+def _modes(rank: int) -> None:
+    """What both ranks decide together, from their hosts and what their environments say."""
+    from vision_exp.model import ranks
+    from vision_exp.tower import mode
+
+    variable, real = mode.settings.TOWER_MODE.name, mode.host
+    equal(ranks.tower_mode("weights").name, "weights", "two ranks of this host")
+    equal(ranks.tower_mode("data").name, "data", "as vLLM's flag asks")
+    try:
+        mode.host = lambda: f"host {rank}"
+        found = ranks.tower_mode("weights")
+        equal((found.name, found.reason), ("data", "2 tensor-parallel ranks on 2 hosts"))
+        os.environ[variable] = "weights"
+        equal(ranks.tower_mode("data").name, "weights", "the variable decides")
+        os.environ[variable] = ("data", "weights")[rank]
+        with raises(mode.TowerModeError, "rank 0: data, rank 1: weights"):
+            ranks.tower_mode("weights")
+    finally:
+        mode.host = real
+        os.environ.pop(variable, None)

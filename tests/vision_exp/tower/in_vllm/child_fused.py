@@ -6,8 +6,11 @@ In float32: the interpreter cuts bfloat16 off instead of rounding it.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,9 +20,8 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "support"))
 import quick_interpreter
 
 from vision_exp.config import VisionConfig
-from vision_exp.tower import VisionTower, attention, fused, graphs
+from vision_exp.tower import VisionTower, attention, fused, graphs, split_kv
 from vision_exp.tower.backends import Backend
-from vision_exp.tower.hopper import split_kv
 
 GRIDS = [(3, 5), (3, 5), (7, 2)]
 
@@ -47,7 +49,15 @@ def trusting(cu_seqlens_k: torch.Tensor) -> attention.Attend:
     return checked
 
 
-def bucket_error(tower: VisionTower) -> float:
+#: What CUDA graphs run, and a stand-in that fails where FlashAttention 2 reads too far.
+KINDS = {
+    "torch": attention.TORCH.image,
+    "triton": partial(split_kv.image, split_kv.Tile(16, 32, 4, 2)),
+    "trusting": lambda *_: trusting,
+}
+
+
+def bucket_error(tower: VisionTower, kind: str) -> float:
     """Images one after the other in a bucket that is too large, captured work repeated.
 
     The largest first: what it leaves behind must not reach the next ones.
@@ -55,10 +65,12 @@ def bucket_error(tower: VisionTower) -> float:
     rows = 40
     row = torch.empty(0, tower.config.dim)
     static = graphs.StaticBuffers(rows + 24, torch.empty(0, 3, 14, 14), row)  # of a larger bucket
-    bucket = graphs.Bucket(tower, rows, static, trusting, Backend(), repeat)
-    assert bucket.attention is trusting  # what a graph uses must live as long
+    attend_image = KINDS[kind](rows, tower.config.n_heads, static.out.device)
+    bucket = graphs.Bucket(tower, rows, static, attend_image, Backend(), repeat)
+    assert bucket.attention is attend_image  # what a graph uses must live as long
     errors = []
-    for grid in ((4, 10), (3, 5), (7, 2), (3, 5)):
+    grids = ((4, 10), (3, 5), (7, 2), (3, 5))
+    for grid in grids if kind == "trusting" else grids[:2]:
         patches = torch.randn(grid[0] * grid[1], 3, 14, 14)
         expected = tower(patches, grid)
         found = bucket.run(patches, grid[1])
@@ -83,7 +95,8 @@ def tail_error() -> float:
     """The last rows of one image, by one program for each tile and by several.
 
     Rows behind the last key, as a bucket has them, change nothing; nor do keys that a bucket is
-    told of and does not have. What has been attended to before is left alone.
+    told of and does not have. What has been attended to before is left alone. And all rows of
+    packed images, by the same kernel.
     """
     errors = []
     for rows, length, start in ((300, 287, 130), (200, 900, 140), (90, 3, 1)):
@@ -96,6 +109,10 @@ def tail_error() -> float:
                 out = torch.full_like(expected, 7.0)
                 tail(qkv, cu_seqlens_k, out)
                 errors.append(float((out - expected).norm() / expected.norm()))
+    qkv, seqlens = torch.randn(61, 3, 4, 16), [20, 1, 40]
+    expected = attention.torch_packed(qkv, seqlens)
+    out = split_kv.packed(split_kv.Tile(16, 32, 4, 2), qkv, seqlens)
+    errors.append(float((out - expected).norm() / expected.norm()))
     return max(errors)
 
 
@@ -103,6 +120,43 @@ def repeat(work: Callable[[], None]) -> Callable[[], None]:
     """In place of a capture."""
     work()
     return work
+
+
+def forgetful(work: Callable[[], None]) -> Callable[[], None]:
+    """A capture whose replay does nothing, so that what lay there stays."""
+    work()
+    return lambda: None
+
+
+def impossible(work: Callable[[], None]) -> Callable[[], None]:
+    work()
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def captures(tower: VisionTower) -> dict[str, dict[str, object]]:
+    """Two graphs of the tower, by captures that work and that do not; and a kernel that raises."""
+
+    def broken(*_: object) -> attention.ImageAttention:
+        raise TypeError("no such keyword")
+
+    odd = replace(attention.TORCH, image=broken)
+    found: dict[str, dict[str, object]] = {}
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    graphs.logger.addHandler(handler)
+    graphs.logger.setLevel(logging.INFO)
+    for name, capture, kind, sizes in (
+        ("works", repeat, attention.TORCH, (11, 20)),
+        ("forgets", forgetful, attention.TORCH, (11,)),
+        ("fails", impossible, attention.TORCH, (11,)),
+        ("raises", repeat, odd, (11,)),
+    ):
+        like = torch.empty(1, 3, 14, 14)
+        made = graphs.capture_all(tower, like, Backend(kind), capture, sizes)
+        found[name] = {"rows": made and [bucket.rows for bucket in made], "log": lines.copy()}
+        lines.clear()
+    return found
 
 
 def main() -> None:
@@ -134,8 +188,9 @@ def main() -> None:
         def fused_error() -> float:
             rope = tower.rope(GRIDS, patches.device)
             backend = Backend()
+            attend = backend.attention.packed
             found = fused.run_blocks(
-                tower, x.clone(), rope, lambda qkv: backend.attend(qkv, seqlens), backend
+                tower, x.clone(), rope, lambda qkv: attend(qkv, seqlens), backend
             )
             return float((found - expected).norm() / expected.norm())
 
@@ -143,7 +198,8 @@ def main() -> None:
         gate_up = torch.randn(9, 6)
         gate, up = gate_up.chunk(2, dim=-1)
         swiglu = fused.swiglu(gate_up) - torch.nn.functional.silu(gate) * up
-        in_buckets = bucket_error(tower)
+        in_buckets = {kind: bucket_error(tower, kind) for kind in KINDS}
+        captured = captures(tower)
         tail = tail_error()
         for block in tower.blocks:
             block.sharded = True
@@ -157,6 +213,7 @@ def main() -> None:
                 "shared": shared,
                 "swiglu": float(swiglu.abs().max()),
                 "buckets": in_buckets,
+                "captures": captured,
                 "tail": tail,
             }
         )

@@ -1,4 +1,4 @@
-"""Tower and aligner beside native vLLM's, and on vLLM's layers over two ranks; prints JSON.
+"""Tower and aligner beside native vLLM's, and on vLLM's layers over several ranks; prints JSON.
 
 Run with a release on PYTHONPATH; argument: native vLLM's common/vision.py, loaded as a file.
 """
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT))
 
 from vision_exp.config import VisionConfig  # noqa: E402
+from vision_exp.model.encoder import encode_images  # noqa: E402
 from vision_exp.tower import Aligner, VisionTower  # noqa: E402
 from vision_exp.tower.parallel import VllmLinears  # noqa: E402
 
@@ -140,9 +141,12 @@ def rank_main(rank: int, ranks: int, store: str, pipe: Any) -> None:
                     load = getattr(parameter, "weight_loader", lambda p, w: p.data.copy_(w))
                     load(parameter, weights[name])
             rows = shared[0](patches, grids)
+            encoded = torch.cat(encoded_by_ranks(shared, whole, patches, grids))
             found["whole" if whole else "shared"] = {
                 "tower": relative(rows, expected[0]),
                 "aligner": relative(shared[1](rows, grids), expected[1]),
+                "encoded": relative(encoded, expected[1]),
+                "graphs": not shared[0].blocks[0].sharded,
                 "names": set(shared[0].state_dict()) == set(plain[0].state_dict()),
                 "wqkv": list(shared[0].blocks[0].attn.wqkv.weight.shape),
                 "w1": list(shared[0].blocks[0].mlp.w1.weight.shape),
@@ -154,15 +158,33 @@ def rank_main(rank: int, ranks: int, store: str, pipe: Any) -> None:
         pipe.send(found)
 
 
-def two_ranks() -> list[dict[str, Any]]:
+def encoded_by_ranks(
+    modules: tuple[VisionTower, Aligner], whole: bool, patches: torch.Tensor, grids: Any
+) -> list[torch.Tensor]:
+    """Rows of each image as the model asks for them: by heads, or images shared out."""
+    names = ("vision", "aligner", "image_start", "config")
+    config = SimpleNamespace(hidden_size=128)
+    model = SimpleNamespace(**dict(zip(names, (*modules, torch.zeros(128), config), strict=True)))
+    cells = torch.tensor([[-(-height // 3), -(-width // 3)] for height, width in grids])
+    return encode_images(
+        model,
+        data_parallel=whole,
+        patches=patches,
+        vit_grid=torch.tensor(grids),
+        llm_grid=cells,
+        perm=torch.cat([torch.arange(int(count)) for count in cells.prod(1)]),
+    )
+
+
+def several_ranks(count: int) -> list[dict[str, Any]]:
     """Forked before this process has a group of its own, so that vLLM is imported once."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["VLLM_DIST_IDENT"] = Path(folder).name  # names the ranks' shared memory
         pipes, ranks = [], []
-        for rank in range(2):
+        for rank in range(count):
             ours, theirs = context.Pipe()
-            job = context.Process(target=rank_main, args=(rank, 2, f"{folder}/store", theirs))
+            job = context.Process(target=rank_main, args=(rank, count, f"{folder}/store", theirs))
             job.start()
             theirs.close()
             pipes.append(ours)
@@ -176,7 +198,8 @@ def two_ranks() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    shared = two_ranks()
+    # Of three images, each of four ranks but one gets one.
+    shared = {str(count): several_ranks(count) for count in (1, 2, 4)}
     native = native_tower.load(sys.argv[1])
     compared = []
     with native_tower.one_rank(), torch.inference_mode():

@@ -1,6 +1,7 @@
-"""Attention of an image's tail rows, which FlashAttention's full waves leave (waves.py).
+"""Attention of an image, or of its tail rows, by a kernel of our own.
 
-Tiles of 64 rows. If they are too many for the SMs that FlashAttention leaves idle, the keys of a
+All rows: where vLLM has no FlashAttention, or a slower one. Tail rows: what FlashAttention 3's full
+waves leave (hopper/waves.py). If those are too many for the SMs that it leaves idle, the keys of a
 tile are split among several programs (CTAs), and the last of them to arrive combines their sums: a
 short time on the whole GPU. Flash-decoding (https://pytorch.org/blog/flash-decoding/), with the
 online softmax of https://arxiv.org/abs/1805.02867 and the combination in the same launch.
@@ -9,13 +10,29 @@ online softmax of https://arxiv.org/abs/1805.02867 and the combination in the sa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-BLOCK_M = 64
-BLOCK_N = 128
+from vision_exp.tower.attention import ImageAttention, Kind, cu_seqlens
+
+
+class Tile(NamedTuple):
+    """Rows and keys of a program's steps, its warps, and the steps whose loads are under way."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+TAIL = Tile(64, 128, 4, 3)
+#: Of all rows. The second takes the shared memory that every GPU from SM80 on has.
+WHOLE = (TAIL, Tile(128, 64, 8, 2))
 CTAS_PER_SM = 2
 MAX_SPLITS = 8
 
@@ -54,7 +71,8 @@ def _combine(acc_ptr, ml_ptr, out, inside, tile, tiles, DIM: tl.constexpr, BLOCK
     tl.store(out, value, mask=inside[:, None])
 
 
-@triton.jit
+# Not compiled anew for a number of rows that is a multiple of 16, or one.
+@triton.jit(do_not_specialize=["start", "rows"])
 def _tail_rows_kernel(
     qkv_ptr,
     cu_seqlens_k_ptr,
@@ -115,7 +133,7 @@ def _tail_rows_kernel(
 
 def num_splits(rows: int, heads: int, num_sms: int, idle: int) -> int:
     """Programs that share the keys of each tile; 1 if the ``idle`` SMs can take all tiles."""
-    tiles = triton.cdiv(rows, BLOCK_M) * heads
+    tiles = triton.cdiv(rows, TAIL.rows) * heads
     if tiles <= CTAS_PER_SM * idle:
         return 1
     return min(max(1, CTAS_PER_SM * num_sms // tiles), MAX_SPLITS)
@@ -128,10 +146,16 @@ class TailRows:
     """
 
     def __init__(
-        self, start: int, rows: int, heads: int, num_splits: int, device: torch.device
+        self,
+        start: int,
+        rows: int,
+        heads: int,
+        num_splits: int,
+        device: torch.device,
+        tile: Tile = TAIL,
     ) -> None:
-        self.start, self.num_splits = start, num_splits
-        self.tiles = triton.cdiv(rows - start, BLOCK_M)
+        self.start, self.num_splits, self.tile = start, num_splits, tile
+        self.tiles = triton.cdiv(rows - start, tile.rows)
         with torch.inference_mode(False):
             self.semaphore = torch.zeros(self.tiles * heads, dtype=torch.int32, device=device)
 
@@ -142,7 +166,9 @@ class TailRows:
         keys], int32, read on the device; no more than n are read.
         """
         rows, _, heads, dim = qkv.shape
-        partial = self.num_splits * heads * self.tiles * BLOCK_M if self.num_splits > 1 else 0
+        partial = (
+            self.num_splits * heads * self.tiles * self.tile.rows if self.num_splits > 1 else 0
+        )
         acc = torch.empty((partial, dim), dtype=torch.float32, device=qkv.device)
         ml = torch.empty((partial, 2), dtype=torch.float32, device=qkv.device)
         _tail_rows_kernel[(self.tiles, heads, self.num_splits)](
@@ -157,8 +183,37 @@ class TailRows:
             dim**-0.5 * math.log2(math.e),
             HEADS=heads,
             DIM=dim,
-            BLOCK_M=BLOCK_M,
-            BLOCK_N=BLOCK_N,
-            num_warps=4,
-            num_stages=3,
+            BLOCK_M=self.tile.rows,
+            BLOCK_N=self.tile.keys,
+            num_warps=self.tile.warps,
+            num_stages=self.tile.stages,
         )
+
+
+def image(tile: Tile, rows: int, heads: int, device: torch.device) -> ImageAttention:
+    """Attention of one image of at most ``rows`` rows, all of which are computed."""
+    every = TailRows(0, rows, heads, 1, device, tile)
+
+    def attend(keys: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
+        out = qkv.new_empty((rows, *qkv.shape[2:]))
+        every(qkv, keys, out)
+        return out.flatten(1)
+
+    return lambda keys: partial(attend, keys)
+
+
+def packed(tile: Tile, qkv: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
+    """Full attention inside each image: (n, 3, heads, d) to (n, heads * d)."""
+    parts = [
+        image(tile, length, qkv.shape[2], qkv.device)(cu_seqlens((length,), qkv.device))(rows)
+        for length, rows in zip(seqlens, qkv.split(list(seqlens)), strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def kinds() -> list[Kind]:
+    """One for each tile of `WHOLE`."""
+    return [
+        Kind(f"Triton {tile.rows}x{tile.keys}", partial(packed, tile), partial(image, tile))
+        for tile in WHOLE
+    ]
