@@ -22,7 +22,7 @@ if os.path.dirname(os.path.abspath(__file__)) not in sys.path:  # python3 -I, PY
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from anchors import report
-from anchors.cli import output
+from anchors.cli import next_step, output
 from anchors.cli.parser import PROGRAMS, Parser, build_parser
 from anchors.engine import fast
 from anchors.engine.target import Target, discover
@@ -60,12 +60,16 @@ def main(argv: list[str] | None = None) -> int:
             program = Parser(prog=f"hotfix.py {arguments.verb}")
             program.error(f"options of {arguments.verb} stand after it, none before it")
         return _program(arguments)
+    options = next_step.given(arguments)
     try:
         result = _guarded(arguments)
     except HotfixError as error:
         result = _failed(arguments, error)
     except KeyboardInterrupt:
         result = _failed(arguments, _stopped(arguments))
+    if result["error"]:
+        result["error"]["hint"] = next_step.completed(result["error"]["hint"], options)
+    result["next"] = next_step.completed(_next(result), options)
     try:
         _show(arguments, result)
         sys.stdout.flush()
@@ -74,7 +78,17 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             print(f"{report.PREFIX} cannot print the answer: {error.strerror}", file=sys.stderr)
+            return int(result["exit"]) or ENVIRONMENT
     return int(result["exit"])
+
+
+def _next(result: Report) -> str:
+    """The command after this one, "" where nothing is to be done."""
+    if result["error"]:
+        return str(result["error"]["hint"])
+    if result["verb"] not in ("apply", "status", "verify", "doctor"):
+        return ""
+    return str(result["next"] or next_step.AFTER.get(result["state"], ""))
 
 
 def _program(arguments: argparse.Namespace) -> int:
@@ -104,12 +118,17 @@ def _show(arguments: argparse.Namespace, result: Report) -> None:
         output.print_json(result)
         return
     if text is not None:
-        sys.stdout.write(text)
+        tinted = arguments.verb == "diff" and output.uses_colour(arguments.color)
+        sys.stdout.write(output.diff(text) if tinted else text)
+        if result["next"] and not result["error"]:
+            print(f"next: {result['next']}")
     elif not arguments.quiet and not trace:
         colour = output.uses_colour(arguments.color)
         print(output.text(result, colour=colour, verbose=arguments.verbose))
         if result.get("summary"):
             print(f"=====> {result['summary']}")
+        if result["next"] and not result["error"]:
+            print(f"next: {result['next']}")
     if result["exit"] != DONE and result["error"]:
         sys.stdout.flush()
         words = output.failure(result["error"], verbose=arguments.verbose)
@@ -147,7 +166,15 @@ def _run(arguments: argparse.Namespace) -> Report:
         from anchors.verbs import bundle
 
         return bundle.run(arguments)
-    target = discover(arguments.root)
+    try:
+        target = discover(arguments.root)
+    except HotfixError:
+        alone = arguments.verb == "doctor" and arguments.log and not arguments.root
+        if not alone or arguments.manifest or arguments.against:
+            raise
+        from anchors.doctor import command as doctor
+
+        return doctor.run_log(arguments)
     arguments.tree = target.root
     arguments.overlay_root = fast.requested_root(arguments.overlay_root)
     if arguments.verb == "revert":

@@ -39,12 +39,15 @@ def package_files(folder: str) -> list[str]:
     found = []
     for base, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__" and name[0] != "."]
-        found += [
-            os.path.relpath(os.path.join(base, name), folder).replace(os.sep, "/")
-            for name in names
-            if name[0] != "." and not name.endswith(".pyc")
-        ]
+        inside = _inside(base, folder)
+        found += [inside + name for name in names if name[0] != "." and not name.endswith(".pyc")]
     return sorted(found)
+
+
+def _inside(base: str, folder: str) -> str:
+    """The POSIX path from `folder` to `base` below it, with a slash behind it; "" for itself."""
+    path = os.path.relpath(base, folder).replace(os.sep, "/")
+    return "" if path == "." else path + "/"
 
 
 def manifest_digest(files: Mapping[str, bytes]) -> str:
@@ -75,13 +78,14 @@ def staged_digest(folder: str, unstaged: tuple[str, ...] = UNSTAGED) -> str | No
     files = {}
     for base, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
+        inside = _inside(base, folder)
         for name in names:
             path = os.path.join(base, name)
             data = b"\0not a file\0"
             if os.path.isfile(path):
                 with open(path, "rb") as file:
                     data = file.read()
-            files[os.path.relpath(path, folder).replace(os.sep, "/")] = data
+            files[inside + name] = data
     files = {path: data for path, data in files.items() if path.split("/")[0] not in unstaged}
     return manifest_digest(files) if files else None
 

@@ -34,4 +34,5 @@ def blank() -> Report:
         "caches": [],
         "notes": [],
         "error": None,
+        "next": "",
     }

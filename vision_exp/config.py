@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 MODEL_TYPE = "deepseek_v4"
+ARCHITECTURE = "DeepseekV4ForCausalLM"
+#: What vLLM from 0.30 on calls the model with its tower. Earlier releases, which know that ending
+#: for others, take it for ARCHITECTURE here and there, but not everywhere.
+NATIVE_ARCHITECTURE = "DeepseekV4ForConditionalGeneration"
 
 #: The smallest budget that still holds one column of two rows, its newlines, START, END and pads.
-_MIN_BUDGET = 9
+MIN_BUDGET = 9
 
 
 class VisionConfigError(RuntimeError):
@@ -23,8 +27,9 @@ def is_vision_exp(hf_config: object) -> bool:
     """Whether a HF config belongs to a checkpoint with the Vision-Exp tower.
 
     Text-only DeepSeek-V4 has no ``vision_n_layers`` or 0. DeepSeek-V4.1 nests a ``vision_config``
-    and follows other rules, so it is never taken. A ``vision_n_layers`` of another kind counts as
-    vision: VisionConfig.from_hf_config then names it, instead of the tower silently going missing.
+    and follows other rules, so it is never taken; an empty one says nothing. A ``vision_n_layers``
+    of another kind counts as vision: VisionConfig.from_hf_config then names it, instead of the
+    tower silently going missing.
     """
     return getattr(hf_config, "model_type", None) == MODEL_TYPE and is_vision_exp_or_draft(
         hf_config
@@ -36,7 +41,7 @@ def is_vision_exp_or_draft(hf_config: object) -> bool:
 
     Only where the config is a DeepSeek-V4 one anyway, as in the layers of its models.
     """
-    return getattr(hf_config, "vision_config", None) is None and getattr(
+    return getattr(hf_config, "vision_config", None) in (None, {}) and getattr(
         hf_config, "vision_n_layers", None
     ) not in (None, 0)
 
@@ -46,7 +51,8 @@ class VisionConfig:
     """Sizes and limits of the tower, the aligner and the image transform.
 
     Lengths are in pixels (``patch_size``, ``min_pixels``), patches (``downsample_ratio``) or tokens
-    (``max_n_token``, leading pads included). ``hidden_size`` is the language model's width.
+    (``max_n_token``, leading pads included). ``max_wh_ratio`` is infinite where the checkpoint sets
+    no limit. ``hidden_size`` is the language model's width.
     """
 
     n_layers: int
@@ -57,7 +63,7 @@ class VisionConfig:
     rope_theta: float
     downsample_ratio: int
     max_n_token: int
-    min_pixels: int
+    min_pixels: float
     max_wh_ratio: float
     hidden_size: int
 
@@ -82,6 +88,8 @@ class VisionConfig:
         def integer(key: str, least: int) -> int:
             return number(key, least, int, "a whole number")
 
+        unlimited = getattr(hf_config, "vision_max_wh_ratio", "missing") is None
+        min_pixels = number("vision_min_pixels", 1)
         config = cls(
             n_layers=integer("vision_n_layers", 1),
             dim=integer("vision_dim", 1),
@@ -90,9 +98,10 @@ class VisionConfig:
             patch_size=integer("vision_patch_size", 1),
             rope_theta=number("vision_rope_theta", 1.0),
             downsample_ratio=integer("vision_downsample_ratio", 1),
-            max_n_token=integer("vision_max_n_token", _MIN_BUDGET),
-            min_pixels=integer("vision_min_pixels", 1),
-            max_wh_ratio=number("vision_max_wh_ratio", 1.0),
+            max_n_token=integer("vision_max_n_token", MIN_BUDGET),
+            # 147456.0 is 147456 to the hash of an image as well.
+            min_pixels=int(min_pixels) if min_pixels == int(min_pixels) else min_pixels,
+            max_wh_ratio=math.inf if unlimited else number("vision_max_wh_ratio", 1.0),
             hidden_size=integer("hidden_size", 1),
         )
         if config.dim % config.n_heads:

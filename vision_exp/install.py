@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vision_exp import patching, settings
-from vision_exp.config import is_vision_exp
+from vision_exp.config import ARCHITECTURE, NATIVE_ARCHITECTURE, is_vision_exp
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
@@ -140,6 +140,8 @@ def prepare_config(config: Any) -> None:
 
     config.is_mm_prefix_lm = True
     config.mm_prefix_clamp_sliding_window = True
+    if getattr(config, "architectures", None) == [NATIVE_ARCHITECTURE]:
+        config.architectures = [ARCHITECTURE]
     if not hasattr(config, "image_token_index"):
         config.image_token_index = PLACEHOLDER_ID
     eps = getattr(config, "rms_norm_eps", None)

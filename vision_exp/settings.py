@@ -62,6 +62,8 @@ TOWER_MODE = Choice("VISION_EXP_TOWER_MODE", ("auto", "data", "weights"))
 TOOL_IMAGES = Choice("VISION_EXP_TOOL_IMAGES", ("refuse", "move", "note"))
 #: What becomes of images over the limit of a request.
 IMAGE_OVERFLOW = Choice("VISION_EXP_IMAGE_OVERFLOW", ("refuse", "keep-newest"))
+#: What becomes of images of earlier turns that cannot be read (any more).
+UNREADABLE_IMAGES = Choice("VISION_EXP_UNREADABLE_IMAGES", ("refuse", "note"))
 
 #: `keep` leaves the checkpoint's value; anything else is as good as unset.
 RMS_NORM_EPS = "VISION_EXP_RMS_NORM_EPS"

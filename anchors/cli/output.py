@@ -73,6 +73,16 @@ def failure(error: dict[str, Any], *, verbose: bool) -> str:
     return "\n".join(lines)
 
 
+def diff(text: str) -> str:
+    """A unified diff in colour: removed lines red, added ones green."""
+    tints = {"-": _RED, "+": _GREEN}
+    lines = (
+        f"{tints[line[0]]}{line}{_PLAIN}" if line[:1] in tints else line
+        for line in text.split("\n")
+    )
+    return "\n".join(lines)
+
+
 def _paint(word: str, colour: bool, width: int = 0) -> str:
     padded = f"{word:<{width}}"
     if not colour:

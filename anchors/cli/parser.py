@@ -28,6 +28,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = f"{message}. Nothing was changed."
         hint = f"python3 {self.prog} --help"
+        near = _near(message)
+        if near:
+            hint = f"did you mean {near}? {hint} lists all"
         if "--json" in sys.argv[1:]:
             failed = report.blank()
             failed["exit"] = USAGE
@@ -41,6 +44,22 @@ class Parser(argparse.ArgumentParser):
         else:
             print(f"{report.PREFIX} {message}\nnext: {hint}", file=sys.stderr)
         raise SystemExit(USAGE)
+
+
+def _near(message: str) -> str:
+    """The choice that was probably meant, "" where argparse's words name none or none is near."""
+    import difflib
+    import re
+
+    wrong, *choices = re.findall(r"'([^']*)'", message) or [""]
+    return next(iter(difflib.get_close_matches(wrong, choices, n=1)), "")
+
+
+def _count(text: str) -> int:
+    """Lines of context: a whole number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines, 0 or more")
+    return int(text)
 
 
 def _folder(path: str) -> str:
@@ -64,7 +83,9 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
     )
     common.add_argument("--json", action="store_true", help="print one JSON object")
     common.add_argument("-q", "--quiet", action="store_true", help="nothing on success")
-    common.add_argument("-v", "--verbose", action="store_true", help="reasons, tracebacks")
+    common.add_argument(
+        "-v", "--verbose", action="store_true", help="reasons of each site, tracebacks"
+    )
     common.add_argument("--color", choices=("auto", "always", "never"))
     parser = Parser(
         prog="hotfix.py",
@@ -90,7 +111,7 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
     diff = verb("diff", "the unified diff that apply (or revert) would write")
     diff.add_argument("--reverse", action="store_true", help="what revert would write")
     diff.add_argument("--stat", action="store_true", help="one line per file")
-    diff.add_argument("-U", "--unified", type=int, default=3, metavar="N", help="context lines")
+    diff.add_argument("-U", "--unified", type=_count, default=3, metavar="N", help="context lines")
     diff.add_argument("--exit-code", action="store_true", help="exit 1 if not empty")
     verb("list", "the anchors")
     explain = verb("explain", "one anchor: what, why, until when, its diff")
@@ -100,7 +121,12 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
     drift.add_argument("--report", action="append", metavar="FILE", help="write .md or .html")
     drift.add_argument("--write-verified", action="store_true", help="anchors/verified.json")
     doctor = verb("doctor", "everything about this installation in one screen")
-    doctor.add_argument("--log", metavar="FILE", help="do a server's evidence lines agree?")
+    doctor.add_argument(
+        "--log",
+        action="append",
+        metavar="FILE",
+        help="do a server's evidence lines agree? once for each node, - for standard input",
+    )
     doctor.add_argument("--manifest", action="store_true", help="digests, to compare nodes")
     doctor.add_argument("--against", metavar="FILE", help="compare with another node's manifest")
     bundle = verb("bundle", "the mod for launchers: one zip, no network needed where it runs")

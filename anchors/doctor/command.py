@@ -9,8 +9,9 @@ import os
 import sys
 from collections.abc import Mapping
 
+from anchors import report
 from anchors.digests import read_file
-from anchors.doctor import drafting, environment, log, manifest, tower_memory
+from anchors.doctor import drafting, environment, log, manifest, tower_memory, verdict
 from anchors.engine import caches
 from anchors.engine.assess import DONE_STATES, answering, as_report, assess
 from anchors.engine.overlay import package
@@ -27,29 +28,61 @@ def run(arguments: argparse.Namespace, target: Target, shipped: Mapping[str, byt
     with answering():
         found = assess(target, package(shipped), arguments.overlay_root)
     result = as_report(found, "doctor")
-    result["exit"] = DONE if result["state"] in DONE_STATES else NO
     here = manifest.of(result)
     if arguments.manifest:
+        result["exit"] = DONE if result["state"] in DONE_STATES else NO
         result["manifest"] = here
         result["text"] = json.dumps(here, indent=1, sort_keys=True) + "\n"
         return result
     facts = _facts(target, result)
+    rule = drafting.legal_k(_bytes(target, drafting.FILE))
+    hint = result["error"]["hint"] if result["error"] else ""
+    findings = [
+        *verdict.of_tree(result["state"], result["detail"], hint or "python3 hotfix.py apply"),
+        *verdict.of_settings(dict(os.environ)),
+        *verdict.of_draft_lengths(tuple(rule.legal), rule.reason),
+    ]
     if arguments.against:
         different = manifest.differences(here, manifest.load(arguments.against))
-        same = f"the same as {arguments.against}"
-        facts.append(("other node", "; ".join(different) or same))
-        result["exit"] = NO if different else result["exit"]
+        facts.append(("other node", "; ".join(different) or f"the same as {arguments.against}"))
+        words = f"this node differs from {arguments.against}: {'; '.join(different)}"
+        step = "bash run.sh on both nodes"
+        findings += [verdict.Finding(verdict.BROKEN, words, step)] if different else []
     if arguments.log:
-        agreement = log.read(_text(arguments.log))
-        facts.append(("log", _agreement_text(agreement)))
-        facts += [("log", difference) for difference in agreement.differences]
-        other = [plan for plan in agreement.plans if not (result["plan"] or "").startswith(plan)]
-        if other:
-            facts.append(("log", f"of another plan than this tree's: {', '.join(other)}"))
-        result["exit"] = result["exit"] if agreement.good and not other else NO
+        agreement = log.read_all([(path, _text(path)) for path in arguments.log])
+        facts += _log_facts(agreement)
+        findings += verdict.of_logs(agreement, result["plan"] or "")
+    return _answered(result, verdict.judge(_good(result), findings), facts)
+
+
+def run_log(arguments: argparse.Namespace) -> Report:
+    """`doctor --log` where no vLLM is: what the logs alone say."""
+    agreement = log.read_all([(path, _text(path)) for path in arguments.log])
+    result = report.blank()
+    result["verb"] = "doctor"
+    facts = [("vLLM", "none in this Python: judged by the log alone"), *_log_facts(agreement)]
+    good = f"{len(agreement.processes)} processes agree"
+    return _answered(result, verdict.judge(good, verdict.of_logs(agreement, None)), facts)
+
+
+def _answered(result: Report, found: verdict.Verdict, facts: list[tuple[str, str]]) -> Report:
+    result["verdict"] = {"word": found.word, "reason": found.reason}
+    result["exit"], result["next"] = found.exit_code, found.next
+    result["error"] = None  # its hint is the verdict's
     result["doctor"] = [{"fact": name, "value": value} for name, value in facts]
-    result["text"] = _screen(result, facts)
+    result["text"] = f"{PREFIX} {found.word}: {found.reason}\n{_screen(result, facts)}"
     return result
+
+
+def _good(result: Report) -> str:
+    if result["state"] == "superseded":
+        return "this vLLM serves the model natively and needs no hotfix"
+    return f"image input is in place (plan {(result['plan'] or '')[:12]})"
+
+
+def _log_facts(agreement: log.Agreement) -> list[tuple[str, str]]:
+    facts = [("log", _agreement_text(agreement))]
+    return facts + [("log", difference) for difference in agreement.differences]
 
 
 def _facts(target: Target, result: Report) -> list[tuple[str, str]]:
@@ -123,6 +156,8 @@ def _bytes(target: Target, path: str) -> bytes | None:
 
 
 def _text(path: str) -> str:
+    if path == "-":
+        return sys.stdin.read()
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -147,7 +182,7 @@ def _agreement_text(agreement: log.Agreement) -> str:
 def _screen(result: Report, facts: list[tuple[str, str]]) -> str:
     overlay = result["overlay"]
     detail = f": {result['detail']}" if result["detail"] else ""
-    lines = [f"{PREFIX} {result['state']}{detail}"]
+    lines = [f"{PREFIX} {result['state']}{detail}"] if result["state"] else []
     for file in result["files"]:
         for anchor in file["anchors"]:
             lines.append(f"  {anchor['id']:<15} {anchor['state']:<14} {file['path']}")

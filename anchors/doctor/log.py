@@ -1,12 +1,14 @@
-"""A server's log: do the evidence lines of all its processes and ranks agree?"""
+"""Servers' logs: do the evidence lines of all processes and ranks agree, and what else they say."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LINE = re.compile(r"\[vision-exp\] active (?=pid=)(.*)")
 _FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|$)")
+_ERROR = re.compile(r"^.*\bERROR\b.*\[vision-exp\] (.*)$", re.MULTILINE)
 #: What a process says of something that it does not know.
 UNKNOWN = "-"
 #: What must be the same in every process that knows it.
@@ -16,11 +18,14 @@ AGREE = ("vllm", "plan", "overlay", "routing", "visibility", "eps")
 @dataclass(frozen=True)
 class Agreement:
     """`processes`: role of each process; `differences`: what they do not agree on; `plans`:
-    beginnings of the plan digests that they name."""
+    beginnings of the plan digests that they name; `causal`: why image tokens do not see each other;
+    `errors`: what the overlay called an error, each once."""
 
     processes: tuple[str, ...]
     differences: tuple[str, ...]
     plans: tuple[str, ...] = ()
+    causal: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
@@ -30,9 +35,23 @@ class Agreement:
 
 def read(text: str) -> Agreement:
     """Compare the evidence lines in a log."""
-    lines = [dict(_FIELD.findall(match.strip())) for match in _LINE.findall(text)]
-    processes = tuple(f"{line.get('role', '?')} (pid {line.get('pid', '?')})" for line in lines)
-    differences = []
+    return read_all([("", text)])
+
+
+def read_all(logs: Sequence[tuple[str, str]]) -> Agreement:
+    """The same over the logs of several nodes, (name, text) each."""
+    lines: list[dict[str, str]] = []
+    processes: list[str] = []
+    differences: list[str] = []
+    for name, text in logs:
+        found = [dict(_FIELD.findall(match.strip())) for match in _LINE.findall(text)]
+        of_log = f"{name}: " if len(logs) > 1 else ""
+        if of_log and not found:
+            differences.append(f"{name} has no evidence line")
+        lines += found
+        processes += [
+            f"{of_log}{each.get('role', '?')} (pid {each.get('pid', '?')})" for each in found
+        ]
     for field in AGREE:
         told: dict[str, list[str]] = {}
         for line, process in zip(lines, processes, strict=True):
@@ -41,8 +60,19 @@ def read(text: str) -> Agreement:
         if len(told) > 1:
             listed = "; ".join(f"{value}: {', '.join(who)}" for value, who in told.items())
             differences.append(f"{field} differs: {listed}")
-    plans = dict.fromkeys(line.get("plan", "") for line in lines)
-    return Agreement(processes, tuple(differences), tuple(plans))
+    causal = (
+        line.get("reason", "no reason given")
+        for line in lines
+        if line.get("visibility") == "causal"
+    )
+    errors = (error.strip() for _, text in logs for error in _ERROR.findall(text))
+    return Agreement(
+        tuple(processes),
+        tuple(differences),
+        tuple(dict.fromkeys(line.get("plan", "") for line in lines)),
+        tuple(dict.fromkeys(causal)),
+        tuple(dict.fromkeys(errors)),
+    )
 
 
 def _value(line: dict[str, str], field: str) -> str:

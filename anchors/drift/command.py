@@ -74,7 +74,7 @@ def assess_all(named: Sequence[str]) -> tuple[list[Entry], list[str]]:
     Raises WheelError: no index and nothing cached.
     """
     needs = requirements.collect(str(Path(TOOL_ROOT) / "vision_exp"))
-    cache = Cache(trees.default_cache(), needs)
+    cache = Cache(trees.default_cache())
     verdicts = _Verdicts(cache.folder / "verdicts", all_anchors(), needs)
     with trees.collect(named, cache) as (found, notes):
         assessed = [verdicts.of(tree) for tree in found]

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from anchors.digests import sha256
 from anchors.engine import native
-from anchors.engine.requirements import Requirement, files
 from anchors.engine.versions import version_key
 from anchors.releases import known, wheels
 
@@ -50,15 +48,9 @@ class Tree:
 class Cache:
     """Release sources kept between runs, one folder per version and set of needed files."""
 
-    def __init__(self, folder: Path, requirements: tuple[Requirement, ...]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        required = (f"vllm/{path}" for path in files(requirements))
-        self._files = frozenset(required) | wheels.asked_by_sites_alone()
-        self._key = sha256("\n".join(sorted(self._files)).encode())[:8]
-
-    def wanted(self, member: str) -> bool:
-        """Whether a wheel's member is needed to judge it."""
-        return wheels.needed(member) or member in self._files
+        self._key = wheels.key()
 
     def place(self, version: str) -> Path:
         """Where a release lies once it was fetched."""
@@ -94,7 +86,7 @@ def collect(arguments: Iterable[str], cache: Cache) -> Iterator[tuple[list[Tree]
         trees = {tree.label: tree for tree in _releases(versions, cache)}
         for place, name in enumerate(asked):
             if name not in trees:
-                trees[name] = _from_path(Path(name), Path(scratch) / str(place), cache)
+                trees[name] = _from_path(Path(name), Path(scratch) / str(place))
         yield [trees[name] for name in dict.fromkeys(asked)], []
 
 
@@ -136,7 +128,7 @@ def _fetch(listed: list[wheels.Wheel], cache: Cache) -> list[Tree]:
         place = cache.place(wheel.version)
         if not place.is_dir():
             try:
-                wheels.fetch(wheel, place, cache.wanted)
+                wheels.fetch(wheel, place)
             except (wheels.WheelError, *_NO_WHEEL) as error:
                 return Tree(wheel.version, None, f"{wheel.filename} could not be read: {error}")
             done.append(wheel.version)
@@ -152,7 +144,7 @@ def _progress(text: str) -> None:
         print(f"\r[vision-exp] {text}\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _from_path(path: Path, scratch: Path, cache: Cache) -> Tree:
+def _from_path(path: Path, scratch: Path) -> Tree:
     label = str(path)
     try:
         if path.is_dir():
@@ -163,7 +155,7 @@ def _from_path(path: Path, scratch: Path, cache: Cache) -> Tree:
         return Tree(label, None, f"cannot be read: {error}")
     try:
         with zipfile.ZipFile(path) as archive:
-            wheels.unpack(archive, scratch, cache.wanted)
+            wheels.unpack(archive, scratch, wheels.needed)
     except wheels.WheelError as error:
         return Tree(label, None, str(error))
     except _NO_WHEEL as error:

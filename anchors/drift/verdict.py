@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anchors.drift.trees import Tree
-from anchors.engine import fences, native
+from anchors.engine import fences, native, platforms, requirements
 from anchors.engine.locate import locate
 from anchors.engine.plan import may_be_absent
-from anchors.engine.requirements import Requirement, holding, missing
+from anchors.engine.reading import Reading
+from anchors.engine.requirements import Requirement
 from anchors.errors import HotfixError
 from anchors.kit.anchor import Anchor, Drift, NotApplicable
 
@@ -42,38 +43,42 @@ class Assessment:
 
     @property
     def verdict(self) -> str:
-        """The tree's: drifted if anything did, superseded if everything is, else applies."""
+        """The tree's: drifted if anything did; superseded or not applicable if everything is; else
+        applies."""
         verdicts = {finding.verdict for finding in self.findings}
         if self.error:
             return "error"
         if DRIFTED in verdicts:
             return DRIFTED
-        return SUPERSEDED if verdicts == {SUPERSEDED} else APPLIES
+        whole = verdicts & {SUPERSEDED, NOT_APPLICABLE}
+        return whole.pop() if len(verdicts) == 1 and whole else APPLIES
 
 
-def assess(
-    tree: Tree, anchors: tuple[Anchor, ...], requirements: tuple[Requirement, ...]
-) -> Assessment:
+def assess(tree: Tree, anchors: tuple[Anchor, ...], needs: tuple[Requirement, ...]) -> Assessment:
     """Assess one tree. Never raises for what is in it."""
     if tree.root is None:
         return Assessment(tree.label, error=tree.error)
     try:
-        return _assess(tree, tree.root, anchors, requirements)
+        return _assess(tree, tree.root, anchors, needs)
     except OSError as error:
         return Assessment(tree.label, error=f"cannot be read: {error}")
+    except Exception as error:  # noqa: BLE001 (one odd tree never costs the report of others)
+        words = f"{type(error).__name__}: {error}"
+        return Assessment(tree.label, error=f"a fault of vision-exp, please report it: {words}")
 
 
 def _assess(
-    tree: Tree, root: Path, anchors: tuple[Anchor, ...], requirements: tuple[Requirement, ...]
+    tree: Tree, root: Path, anchors: tuple[Anchor, ...], needs: tuple[Requirement, ...]
 ) -> Assessment:
     paths = dict.fromkeys(anchor.file for anchor in anchors)
     stock = {path: fences.split(tree.read(path) or b"").stock for path in paths}
-    seen = native.assess(str(root), stock)
-    if seen and seen.state == SUPERSEDED:
+    read = Reading(str(root), stock).read
+    seen = native.assess(str(root), read, platforms.of(str(root)))
+    if seen and seen.state in (SUPERSEDED, NOT_APPLICABLE):
         return Assessment(
             tree.label,
             tuple(
-                Finding(id_, file, SUPERSEDED, seen.detail)
+                Finding(id_, file, seen.state, seen.detail)
                 for id_, file in [*((a.id, a.file) for a in anchors), (RUN_TIME, "")]
             ),
         )
@@ -81,14 +86,16 @@ def _assess(
     for path in paths:
         own = tuple(anchor for anchor in anchors if anchor.file == path)
         findings += _file(tree, path, own)
-    if seen:
+    drifted = any(finding.verdict == DRIFTED for finding in findings)
+    if seen and not (drifted and seen.state == DRIFTED):  # what is gone says more
+        foreign = seen.state == "foreign"
+        wanted = "text-only sources" if foreign else "the classes that this hotfix patches"
         findings = [
-            Finding(f.id, f.file, DRIFTED, seen.detail, "text-only sources", seen.detail)
-            for f in findings
+            Finding(f.id, f.file, DRIFTED, seen.detail, wanted, seen.detail) for f in findings
         ]
     order = {anchor.id: place for place, anchor in enumerate(anchors)}
     findings.sort(key=lambda finding: order[finding.id])
-    return Assessment(tree.label, (*findings, *_run_time(tree, requirements)))
+    return Assessment(tree.label, (*findings, *_run_time(requirements.answer(needs, read))))
 
 
 def _file(tree: Tree, path: str, anchors: tuple[Anchor, ...]) -> list[Finding]:
@@ -120,20 +127,18 @@ def _finding(anchor: Anchor, outcome: object) -> Finding:
     return Finding(anchor.id, anchor.file, APPLIES)
 
 
-def _run_time(tree: Tree, requirements: tuple[Requirement, ...]) -> list[Finding]:
-    lost = missing(requirements, tree.read)
-    if not lost:
-        asked = holding(requirements, tree.read)
-        detail = f"{len(asked)} names and signatures are there"
-        return [Finding(RUN_TIME, "", APPLIES, detail)]
+def _run_time(needs: requirements.Answer) -> list[Finding]:
+    if not needs.lost:
+        detail = f"{needs.asked - len(needs.without)} names and signatures are there"
+        return [Finding(RUN_TIME, "", APPLIES, "; ".join([detail, *requirements.notes(needs)]))]
     return [
         Finding(
             RUN_TIME,
             one.requirement.used_by,
             DRIFTED,
-            f"vision_exp/{one.requirement.used_by} needs {one.requirement.text}",
+            one.need,
             one.requirement.text,
             one.found,
         )
-        for one in lost
+        for one in needs.lost
     ]

@@ -28,7 +28,7 @@ _HINTS = {
     "edited": "python3 hotfix.py revert (edits outside our blocks stay), then apply",
     "foreign": "start from an image without the other vision code, or take it out, then apply",
     "missing": "reinstall this vLLM",
-    "not-applicable": "use vLLM 0.22.0 or later with its NVIDIA sources",
+    "not-applicable": "use vLLM 0.22.0 or later, built for NVIDIA GPUs",
 }
 
 
@@ -105,6 +105,8 @@ def _is_unchanged(plan: Plan) -> bool:
 
 def _is_recorded(plan: Plan) -> bool:
     if plan.former is None or plan.former.plan != plan.digest:
+        return False
+    if (plan.former.judged, plan.former.platform) != (plan.judged, plan.platform):
         return False
     after = plan.former.after
     return all(after.get(f.path) == (sha256(f.after) if f.after else None) for f in plan.files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from anchors import UNSTAGED, digests
+from anchors.engine import platforms
 from anchors.writing import state
 
 # Not from typing, whose import would take a tenth of the time that a second run may take.
@@ -53,9 +54,13 @@ def applied(
             and overlay["digest"] == digests.manifest_digest(shipped)
             and overlay["digest"] == digests.staged_digest(os.path.join(overlay["root"], PACKAGE))
             and digests.writable_by_others(overlay["root"]) is None
+            and receipt["platform"] == platforms.of(vllm_root).name
             and all(
-                digests.file_digest(os.path.join(vllm_root, file["path"])) == file["after"]
-                for file in receipt["files"]
+                digests.file_digest(os.path.join(vllm_root, path)) == digest
+                for path, digest in (
+                    *((file["path"], file["after"]) for file in receipt["files"]),
+                    *receipt["judged"].items(),
+                )
             )
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

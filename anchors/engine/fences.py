@@ -77,7 +77,7 @@ def split(data: bytes) -> Split:
     body: list[bytes] = []
     opened = ""
     for line in _lines(data):
-        fence = _FENCE.fullmatch(line)
+        fence = _FENCE.fullmatch(line) if b"vision-exp:" in line else None
         if fence is None:
             (body if opened else kept).append(line)
             continue

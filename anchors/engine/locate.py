@@ -9,6 +9,8 @@ import shutil
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -48,19 +50,40 @@ def locate(path: str, data: bytes, anchors: tuple[Anchor, ...]) -> Located:
         )
     _parseable(path, text)
     cst = load_libcst()
-    try:
+    with _failures_of_libcst(path):
         module = cst.parse_module(text)
-    except cst.ParserSyntaxError as error:
-        raise _syntax(path, error.raw_line) from error
     outcomes: list[tuple[Anchor, Outcome]] = []
     for anchor in anchors:
         try:
-            outcomes.append((anchor, anchor.find(module)))
+            with _failures_of_libcst(path):
+                outcomes.append((anchor, anchor.find(module)))
         except (Drift, NotApplicable) as outcome:
             outcomes.append((anchor, outcome))
-        except RecursionError as error:  # LibCST nests what Python's own tree holds as one node
-            raise _too_deep(path) from error
     return Located(path, tuple(outcomes))
+
+
+@contextmanager
+def _failures_of_libcst(path: str) -> Iterator[None]:
+    """Whatever LibCST fails with is a judgement about the file. Raises HotfixError (exit 3).
+
+    Python has taken the file before. A panic of LibCST's native parser is no Exception.
+    """
+    try:
+        yield
+    except (Drift, NotApplicable, KeyboardInterrupt, SystemExit):
+        raise
+    except RecursionError as error:  # LibCST nests what Python's own tree holds as one node
+        raise _too_deep(path) from error
+    except BaseException as error:
+        words = " ".join(str(error).split())[:100]
+        raise refused(
+            "target-libcst",
+            f"LibCST cannot take {path}, which Python can ({type(error).__name__}: {words}). "
+            "Nothing was changed.",
+            hint="report this with the file; a newer LibCST may take it: "
+            "python3 -m pip install --upgrade libcst",
+            state="drifted",
+        ) from error
 
 
 def _parseable(path: str, text: str) -> None:

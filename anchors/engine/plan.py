@@ -6,14 +6,15 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anchors import __version__
 from anchors.digests import sha256
-from anchors.engine import fences, native
+from anchors.engine import fences, follow, native, platforms, requirements
 from anchors.engine.fences import Block, Split
 from anchors.engine.locate import Located, locate
 from anchors.engine.overlay import DEFAULT_ROOT, Package
+from anchors.engine.reading import Reading
 from anchors.engine.receipt import Receipt
 from anchors.engine.source import Source, read
 from anchors.engine.target import Target
@@ -23,6 +24,7 @@ from anchors.kit.anchor import Anchor, Drift, Match, NotApplicable, Values
 
 _ROOT = re.compile(r'^\s*root=(".*"),$', re.MULTILINE)
 _INIT = f"{native.PACKAGE}/__init__.py"
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Plan:
     """What the whole tree is, and what it must become.
 
     `digest` is the same on every machine with the same vLLM and this tool. `overlay` is what is
-    to lie in `overlay_root`, None where it is taken away; `former` is the receipt found.
+    to lie in `overlay_root`, None where it is taken away; `former` is the receipt found. `judged`
+    are the digests of the other files that the state rests on, `platform` what the vLLM is for.
     """
 
     target: Target
@@ -63,6 +66,8 @@ class Plan:
     former: Receipt | None
     files: tuple[FilePlan, ...]
     notes: tuple[str, ...] = ()
+    judged: Mapping[str, str | None] = field(default_factory=dict)
+    platform: str = ""
 
     @property
     def edits(self) -> tuple[FilePlan, ...]:
@@ -88,7 +93,10 @@ def make(
     sources = {path: read(target.root, path) for path in paths}
     splits = {path: fences.split(source.data or b"") for path, source in sources.items()}
     overlay_root = overlay_root or recorded_root(splits.values()) or DEFAULT_ROOT
-    early = _without_locating(target, anchors, sources, splits)
+    platform = platforms.of(target.root)
+    reading = Reading(target.root, {path: splits[path].stock for path in paths})
+    verdict = native.assess(target.root, reading.read, platform)
+    early = _without_locating(target, anchors, sources, splits, verdict)
     if early:
         files = _untouched(sources, splits)
         return Plan(target, *early, "", overlay_root, overlay, former, files)
@@ -104,26 +112,26 @@ def make(
         _file(sources[path], splits[path], located.get(path), _of(anchors, path), values)
         for path in paths
     )
-    state, detail = _state(files, former.before if former and trust_receipt else {})
-    return Plan(target, state, detail, digest, overlay_root, overlay, former, files, _notes(target))
+    needs = requirements.answer(requirements.stated(overlay.files), reading.read)
+    before = former.before if former and trust_receipt else {}
+    state, detail = _state(files, needs.lost, verdict.detail if verdict else "", before)
+    return Plan(
+        target,
+        state,
+        detail,
+        digest,
+        overlay_root,
+        overlay,
+        former,
+        files,
+        (*platforms.notes(target.root, native.PACKAGE, platform), *requirements.notes(needs)),
+        reading.digests,
+        platform.name,
+    )
 
 
 def _of(anchors: tuple[Anchor, ...], path: str) -> tuple[Anchor, ...]:
     return tuple(anchor for anchor in anchors if anchor.file == path)
-
-
-def _notes(target: Target) -> tuple[str, ...]:
-    others = [
-        f"{native.PACKAGE}/{name}"
-        for name in ("amd", "xpu", "cpu")
-        if os.path.isdir(os.path.join(target.root, native.PACKAGE, name))
-    ]
-    if not others:
-        return ()
-    return (
-        f"{', '.join(others)}: not touched; those platforms never import "
-        f"{native.PACKAGE}/nvidia and stay text-only",
-    )
 
 
 def _untouched(sources: dict[str, Source], splits: dict[str, Split]) -> tuple[FilePlan, ...]:
@@ -149,8 +157,9 @@ def _without_locating(
     anchors: tuple[Anchor, ...],
     sources: dict[str, Source],
     splits: dict[str, Split],
+    verdict: native.Verdict | None,
 ) -> tuple[str, str] | None:
-    """States that need no parsing: nothing there, files missing, fences wrong, not ours."""
+    """States that need no LibCST: nothing there, files missing, fences wrong, not ours."""
     init = os.path.join(target.root, _INIT)
     absent = [path for path, source in sources.items() if source.data is None]
     nvidia = [path for path in sources if path.startswith(native.PACKAGE)]
@@ -159,10 +168,9 @@ def _without_locating(
     broken = {path: split.broken for path, split in splits.items() if split.broken}
     if broken:
         return "mixed", "; ".join(f"{path}: {why}" for path, why in broken.items())
-    verdict = native.assess(target.root, {path: split.stock for path, split in splits.items()})
-    if verdict:
+    if verdict and verdict.state != "drifted":
         ours = any(split.blocks for split in splits.values())
-        if ours:
+        if ours and verdict.state != "not-applicable":
             return "mixed", f"blocks of this hotfix in a vLLM where {verdict.detail}"
         return verdict.state, verdict.detail
     with open(init, "rb") as file:
@@ -175,10 +183,8 @@ def _without_locating(
 
 def may_be_absent(anchors: tuple[Anchor, ...], imports: bytes) -> bool:
     """Whether a release may lack the file of these anchors; not where its package imports it."""
-    folder, name = os.path.split(anchors[0].file.removesuffix(".py"))
-    folder = os.path.basename(folder)
-    imported = rf"\b{re.escape(folder)}(\.|\s+import\s+){re.escape(name)}\b"
-    return all(a.optional for a in anchors) and not re.search(imported.encode(), imports)
+    module = anchors[0].file.removesuffix(".py")
+    return all(a.optional for a in anchors) and module not in follow.imported(_INIT, imports)
 
 
 def refuse_newer(splits: Mapping[str, Split]) -> None:
@@ -254,10 +260,20 @@ def _block_state(block: Block | None, text: str) -> str:
     return "outdated" if block.intact else "edited"
 
 
-def _state(files: tuple[FilePlan, ...], before: Mapping[str, str | None]) -> tuple[str, str]:
+def _state(
+    files: tuple[FilePlan, ...],
+    lost: tuple[requirements.Missing, ...],
+    elsewhere: str,
+    before: Mapping[str, str | None],
+) -> tuple[str, str]:
     states = [(file.path, anchor) for file in files for anchor in file.anchors]
     for wanted in ("drifted", "edited"):
         named = [f"{a.id} in {path}: {a.detail}" for path, a in states if a.state == wanted]
+        if wanted == "drifted" and not named:  # what a site misses says most
+            named = [elsewhere] * bool(elsewhere)
+            named += [f"{one.need}: {one.found}" for one in lost[:_MOST_NAMED]]
+            more = len(lost) - _MOST_NAMED
+            named += [f"and {more} more: hotfix.py drift names all"] if more > 0 else []
         if named:
             return wanted, "; ".join(named)
     here = {anchor.state for _, anchor in states} - {"not-applicable"}

@@ -63,7 +63,7 @@ def _compiles(path: str, data: bytes) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(data, path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise refused(
             "result-syntax",
             f"{path} would not compile ({error}). Nothing was changed.",

@@ -14,18 +14,22 @@ from anchors.errors import refused
 from anchors.writing import state
 
 SCHEMA = 1
+_KEPT = ("vllm", "plan", "files", "overlay", "notes", "judged", "platform")
 _KINDS = {"files": list, "overlay": dict, "plan": str, "tool": dict, "vllm": dict, "notes": list}
 
 
 @dataclass(frozen=True)
 class Receipt:
     """What a run did: the plan's digest, where the overlay went, and for each target file the
-    digests before and after (None: no such file)."""
+    digests before and after (None: no such file). `judged` are the digests of the other files that
+    the state rests on, and `platform` what the vLLM was built for."""
 
     plan: str
     overlay_root: str
     before: Mapping[str, str | None]
     after: Mapping[str, str | None]
+    judged: Mapping[str, str | None]
+    platform: str
 
 
 def load(vllm_root: str) -> tuple[Receipt | None, str]:
@@ -66,12 +70,14 @@ def read(content: Mapping[str, Any]) -> Receipt:
         overlay_root=content["overlay"]["root"],
         before={file["path"]: file["before"] for file in content["files"]},
         after={file["path"]: file["after"] for file in content["files"]},
+        judged=content.get("judged", {}),
+        platform=content.get("platform", ""),
     )
 
 
 def encode(report: Mapping[str, Any]) -> bytes:
     """The bytes of a receipt for a tree that `report` describes as applied."""
-    kept = {name: report[name] for name in ("vllm", "plan", "files", "overlay", "notes")}
+    kept = {name: report[name] for name in _KEPT}
     content = {
         "schema": SCHEMA,
         "tool": {"version": __version__, "digest": tool_digest()},

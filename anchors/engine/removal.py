@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from anchors.digests import sha256
-from anchors.engine import fences, native, receipt
+from anchors.engine import fences, native, platforms, receipt
 from anchors.engine.overlay import DEFAULT_ROOT
 from anchors.engine.plan import FilePlan, Plan, recorded_root, refuse_newer
+from anchors.engine.reading import Reading
 from anchors.engine.source import target_paths
 from anchors.engine.target import Target
 from anchors.errors import refused
@@ -83,6 +84,9 @@ def _recovery_hint(vllm_root: str, path: str) -> str:
 def _verdict(vllm_root: str, stock: dict[str, bytes | None]) -> native.Verdict | None:
     """Whether the vLLM has vision code besides ours, and whose; only the words depend on it."""
     try:
-        return native.assess(vllm_root, stock)
+        read = Reading(vllm_root, stock).read
+        verdict = native.assess(vllm_root, read, platforms.of(vllm_root))
     except OSError:
         return None  # a file that revert does not write need not be readable
+    # Where the tree leads otherwise says nothing of whose vision code is in it.
+    return verdict if verdict and verdict.state in ("superseded", "foreign") else None

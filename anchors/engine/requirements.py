@@ -7,6 +7,7 @@ Each overlay module states it beside the code that uses it, as a literal:
         "vllm.y:new_name | vllm.x:old_name",
         "vllm.z:Class.name since 0.24",
         "vllm.z:Class.{one, other(argument)}",
+        "vllm.z:Class.name optional",
     )
 
 `module:name` demands that the module binds the name, `module:Class.name` that the class does (in
@@ -15,18 +16,20 @@ parentheses are parameters that the function must accept. Several names of one p
 braces, each an entry of its own. Alternatives, which are one thing in
 several places, are parted by ` | `, the newest first. An entry that holds only from a release on,
 or up to one, ends in `since` or `until` it; `boundaries.py` says which fact of a tree decides.
-A base class can be followed into modules that some entry names.
+An entry that ends in `optional` is what the overlay does without where there is no such class, or
+no such name in the module; where the class is, it is needed as any other. A base class can be
+followed into modules that some entry names.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anchors.digests import package_files
+from anchors.digests import read_package
 from anchors.engine.boundaries import BOUNDARIES
 from anchors.engine.modules import Modules, Name, Read, bound
 
@@ -52,6 +55,7 @@ class Requirement:
     names: tuple[Name, ...]
     word: str = ""
     place: int = 0
+    optional: bool = False
 
     def holds(self, passed: int) -> bool:
         """Whether a tree that has passed this many boundaries is asked for it."""
@@ -65,13 +69,30 @@ class Missing:
     requirement: Requirement
     found: str
 
+    @property
+    def need(self) -> str:
+        """What needs what, in the words that every verb uses."""
+        return f"vision_exp/{self.requirement.used_by} needs {self.requirement.text}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a tree has of the requirements: how many were asked, what is lost, what it lacks that
+    the overlay does without."""
+
+    asked: int
+    lost: tuple[Missing, ...]
+    without: tuple[Requirement, ...]
+
 
 def parse(text: str, used_by: str) -> Requirement:
     """Read one entry. Raises BadRequirement."""
-    match = _CONDITION.fullmatch(text)
-    names, word, release = match.groups() if match else (text, "", "")
+    entry = text.removesuffix(" optional")
+    match = _CONDITION.fullmatch(entry)
+    names, word, release = match.groups() if match else (entry, "", "")
     found = tuple(_name(part, text, used_by) for part in names.split(" | "))
-    return Requirement(text, used_by, found, word, _place(word, release, text, used_by))
+    place = _place(word, release, text, used_by)
+    return Requirement(text, used_by, found, word, place, entry != text)
 
 
 def _name(part: str, text: str, used_by: str) -> Name:
@@ -103,16 +124,21 @@ def _place(word: str, release: str, text: str, used_by: str) -> int:
 
 def collect(overlay: str) -> tuple[Requirement, ...]:
     """All entries of the package folder `overlay`, by module. Raises BadRequirement."""
-    found: list[Requirement] = []
-    for file in package_files(overlay):
-        if not file.endswith(".py"):
-            continue
-        with open(os.path.join(overlay, file), encoding="utf-8") as source:
-            tree = ast.parse(source.read(), file)
-        node = bound(tree.body, "REQUIRES")
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            found += [parse(one, file) for text in _literal(node, file) for one in _each(text)]
-    return tuple(found)
+    return stated(read_package(overlay))
+
+
+def stated(overlay: Mapping[str, bytes]) -> tuple[Requirement, ...]:
+    """All entries of a package, relative path -> bytes, by module. Raises BadRequirement."""
+    found = [_stated(file, data) for file, data in overlay.items() if b"REQUIRES" in data]
+    return tuple(entry for entries in found for entry in entries)
+
+
+@functools.lru_cache(maxsize=64)
+def _stated(file: str, data: bytes) -> tuple[Requirement, ...]:
+    node = bound(ast.parse(data, file).body, "REQUIRES") if file.endswith(".py") else None
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)):
+        return ()
+    return tuple(parse(one, file) for text in _literal(node, file) for one in _each(text))
 
 
 def _each(text: str) -> list[str]:
@@ -151,13 +177,29 @@ def holding(requirements: tuple[Requirement, ...], read: Read) -> tuple[Requirem
 
 def missing(requirements: tuple[Requirement, ...], read: Read) -> tuple[Missing, ...]:
     """The requirements that a tree does not meet. `read(path)` gives a file's bytes or None."""
+    return answer(requirements, read).lost
+
+
+def answer(requirements: tuple[Requirement, ...], read: Read) -> Answer:
+    """What a tree has of the requirements. `read(path)` gives a file's bytes or None."""
     modules = Modules(read)
-    found: list[Missing] = []
-    for requirement in _holding(requirements, modules):
+    asked = _holding(requirements, modules)
+    lost: list[Missing] = []
+    without: list[Requirement] = []
+    for requirement in asked:
         reasons = [modules.lack(name) for name in requirement.names]
-        if all(reasons):
-            found.append(Missing(requirement, "; ".join(reason for reason in reasons if reason)))
-    return tuple(found)
+        if not all(reasons):
+            continue
+        if requirement.optional and not any(map(modules.has_place, requirement.names)):
+            without.append(requirement)
+        else:
+            lost.append(Missing(requirement, "; ".join(reasons)))
+    return Answer(len(asked), tuple(lost), tuple(without))
+
+
+def notes(found: Answer) -> tuple[str, ...]:
+    """What a person should know of a tree that meets them: what the overlay does without."""
+    return tuple(f"without {one.text}, which this vLLM lacks" for one in found.without)
 
 
 def _holding(requirements: tuple[Requirement, ...], modules: Modules) -> tuple[Requirement, ...]:

@@ -96,4 +96,6 @@ def render(site: str, guarded: str, values: Values) -> str:
 def _literal(value: str) -> str:
     """A string that Python and JSON read alike: JSON's two escapes for one character beyond the
     first 65,536, as in a path with an emoji, would be two characters to Python."""
+    if value.isascii():
+        return json.dumps(value)
     return '"' + "".join(c if ord(c) > 0xFFFF else json.dumps(c)[1:-1] for c in value) + '"'

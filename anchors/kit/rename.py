@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from anchors.kit.anchor import Drift, Match, Values, exactly_one, top_level, walk
+from anchors.kit.anchor import Drift, Match, Values, children, exactly_one, top_level, walk
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -76,7 +76,7 @@ def render(match: Match, values: Values) -> str:
 def _paths(node: cst.CSTNode, above: tuple[cst.CSTNode, ...]) -> list[tuple[cst.CSTNode, ...]]:
     path = (*above, node)
     found = [path] if _is_rename(node) else []
-    for child in node.children:
+    for child in children(node):
         found += _paths(child, path)
     return found
 
@@ -126,7 +126,7 @@ def _statement(path: tuple[cst.CSTNode, ...]) -> cst.CSTNode:
 
 
 def _mentions(node: cst.CSTNode) -> bool:
-    return _text(node) == OLD or any(_mentions(child) for child in node.children)
+    return _text(node) == OLD or any(_mentions(child) for child in children(node))
 
 
 def _params(method: cst.FunctionDef) -> str:

@@ -24,6 +24,9 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 
+from anchors.digests import TOOL_ROOT, sha256
+from anchors.engine import requirements
+from anchors.engine.fast import PACKAGE
 from anchors.engine.versions import version_key
 from anchors.sites import all_anchors
 
@@ -50,7 +53,7 @@ _NEEDED = re.compile(
       | vllm/tokenizers/deepseek_v4_encoding\.py
       | vllm/config/speculative\.py
       | vllm/v1/attention/backends/mla/sparse_swa\.py
-      | vllm/transformers_utils/configs/(__init__|deepseek_v4)\.py
+      | vllm/transformers_utils/(config|configs/__init__|configs/deepseek_v4)\.py
       | [^/]+\.dist-info/(METADATA|WHEEL|top_level\.txt)""",
     re.VERBOSE,
 )
@@ -83,14 +86,20 @@ class _Index:
 
 def needed(name: str) -> bool:
     """Whether this member of a vLLM wheel is one that judging a tree requires."""
-    return _NEEDED.fullmatch(name) is not None or name in asked_by_sites_alone()
+    return _NEEDED.fullmatch(name) is not None or name in asked()
 
 
 @functools.cache
-def asked_by_sites_alone() -> frozenset[str]:
-    """Members that only a site asks for. Whoever keeps releases keeps others where these differ."""
-    files = {f"vllm/{anchor.file}" for anchor in all_anchors()}
-    return frozenset(file for file in files if not _NEEDED.fullmatch(file))
+def asked() -> frozenset[str]:
+    """Members that the sites and the overlay's run-time needs ask for."""
+    needs = requirements.collect(os.path.join(TOOL_ROOT, PACKAGE))
+    files = {anchor.file for anchor in all_anchors()} | requirements.files(needs)
+    return frozenset(f"vllm/{file}" for file in files)
+
+
+def key() -> str:
+    """Changes with the members that are needed: whoever keeps releases keeps others then."""
+    return sha256("\n".join([_NEEDED.pattern, *sorted(asked())]).encode())[:8]
 
 
 def releases(project: str = "vllm", versions: Iterable[str] | None = None) -> tuple[Wheel, ...]:

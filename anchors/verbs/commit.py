@@ -88,6 +88,7 @@ def _as_applied(plan: Plan) -> Report:
         for anchor in file["anchors"]:
             if anchor["state"] != "not-applicable":
                 anchor.update(state="applied", detail="")
+    content.update(judged=plan.judged, platform=plan.platform)
     return content
 
 

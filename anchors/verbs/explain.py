@@ -22,7 +22,8 @@ def run(arguments: argparse.Namespace) -> Report:
     chosen = all_anchors() if arguments.verb == "list" else (_named(arguments.id),)
     result["anchors"] = [{name: getattr(a, name) for name in _SHOWN} for a in chosen]
     if arguments.verb == "list":
-        result["text"] = "".join(f"{a.id:<15} {a.file}\n{'':<15} {a.what}\n" for a in chosen)
+        listed = "".join(f"{a.id:<15} {a.file}\n{'':<15} {a.what}\n" for a in chosen)
+        result["text"] = f"{'site':<15} file in vllm/, and what is done there\n{listed}"
     else:
         result["anchors"][0]["cases"] = [asdict(case) for case in chosen[0].cases]
         result["text"] = _explained(chosen[0])
@@ -36,7 +37,7 @@ def _named(anchor_id: str) -> Anchor:
     near = difflib.get_close_matches(anchor_id, known, n=1)
     raise HotfixError(
         "unknown-anchor",
-        f"there is no anchor {anchor_id!r}. Nothing was changed.",
+        f"there is no site {anchor_id!r}. Nothing was changed.",
         exit_code=USAGE,
         context=tuple(known),
         hint=f"python3 hotfix.py explain {near[0]}" if near else "python3 hotfix.py list",
@@ -45,13 +46,13 @@ def _named(anchor_id: str) -> Anchor:
 
 def _explained(anchor: Anchor) -> str:
     lines = [f"{name:<9} {getattr(anchor, name)}" for name in _SHOWN]
-    lines.append("cases")
+    lines.append("cases, what apply makes of a file like each of them")
     for case in anchor.cases:
         lines.append(
             f"  {case.outcome}" + (f", in front of `{case.before}`" if case.before else "")
         )
     if anchor.render:
-        lines += ["example", *_example(anchor)]
+        lines += ["example, what apply adds to the first of them", *_example(anchor)]
     return "\n".join(lines) + "\n"
 
 

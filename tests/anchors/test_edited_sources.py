@@ -122,6 +122,9 @@ def test_broken_anchor_is_refused(tmp_path: Path, version: str, site: Site, name
 def test_draft_class_of_a_fork_is_hooked_by_its_own_name(tmp_path: Path, site: Site) -> None:
     rig = hotfix_rig.make(tmp_path, "0.29.0")
     assert edit(rig, site.file, lambda text: edits.class_renamed(text, site.class_name))
+    if site.file == MTP:  # the site would do, but the overlay wraps this class by its name
+        check_refused(rig, "nvidia.mtp:DeepSeekV4MTP.embed_input_ids(input_ids)", "drifted")
+        return
     assert rig.run("apply").code == 0
     hook = (rig.root / site.file).read_text().partition(f">>> vision-exp:{site.anchor}")[2]
     assert f'"{site.class_name}Renamed"' in hook

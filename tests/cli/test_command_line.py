@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from bad_environments import check_refusal
 from hotfix_rig import REPO, Answer, Rig, identity
 
+import hotfix
 from anchors.sites import all_anchors
 
 KEYS = {"schema", "tool", "state", "exit", "vllm", "plan", "files", "overlay", "caches", "error"}
@@ -171,10 +173,10 @@ def test_list_and_explain(pristine: Rig) -> None:
         assert answer.code == 0
         assert anchor.until in " ".join(answer.out.split())
     near = pristine.run("explain", "model-hok")
-    check_refusal(near, 2, "there is no anchor 'model-hok'")
+    check_refusal(near, 2, "there is no site 'model-hok'")
     assert near.err.splitlines()[-1] == "next: python3 hotfix.py explain model-hook"
     far = pristine.run("explain", "nope")
-    check_refusal(far, 2, "there is no anchor 'nope'")
+    check_refusal(far, 2, "there is no site 'nope'")
     assert far.err.splitlines()[-1] == "next: python3 hotfix.py list"
 
 
@@ -207,3 +209,27 @@ def test_json_of_apply_is_kept_in_the_receipt(applied: Rig) -> None:
     report = applied.run("--json", "status").json
     assert receipt["plan"] == report["plan"]
     assert [f["path"] for f in receipt["files"]] == [f["path"] for f in report["files"]]
+
+
+def test_bad_usage_says_what_was_probably_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, hint in (
+        (["statsu"], "next: did you mean status? python3 hotfix.py --help lists all"),
+        (["diff", "-U", "-3"], "next: python3 hotfix.py diff --help"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            hotfix.main(words)
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err.splitlines()[-1] == hint
+
+
+def test_an_answer_that_cannot_be_written_is_no_success() -> None:
+    command = [sys.executable, str(REPO / "hotfix.py"), "list"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, "cannot print the answer" in done.stderr) == (6, True)
+
+
+def test_diff_in_colour(pristine: Rig) -> None:
+    plain, tinted = pristine.run("diff"), pristine.run("diff", "--color", "always")
+    assert "\033[32m+" in tinted.out
+    assert re.sub(r"\033\[\d*m", "", tinted.out) == plain.out

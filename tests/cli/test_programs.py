@@ -85,11 +85,14 @@ def test_preview(tmp_path: Path) -> None:
 
 def test_a_preview_without_torch_names_the_package() -> None:
     """-S: a Python that has nothing but the standard library."""
-    command = [sys.executable, "-S", "-B", str(HOTFIX), "preview", "image.png"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-S", "-B", str(HOTFIX), "preview"]
+    done = subprocess.run([*command, "image.png"], capture_output=True, text=True)
     first, last = done.stderr.splitlines()
     assert done.returncode == 6 and "the package torch is missing" in first
     assert last.startswith("next: python3 -m pip install torch")
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "IMAGE" in done.stdout and "--config" in done.stdout
 
 
 def test_only_what_is_staged_is_in_the_digest(

@@ -51,7 +51,9 @@ def test_samples_of_apply_and_of_a_refusal(rig: Rig) -> None:
     model.write_text(model.read_text().replace("class DeepseekV4MoE", "class Experts"))
     answer = rig.run("apply")
     assert (answer.code, answer.out) == (3, "")
-    assert answer.err == refused
+    options = f" --root {rig.root} --overlay-root {rig.overlay}"
+    assert answer.err.replace(options, "") == refused
+    assert options in answer.err.splitlines()[-1]
     agreement = log.read(evidence)
     assert agreement.plans, "the evidence line is not one that doctor reads"
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hotfix_rig
 import pytest
 import sources
 
@@ -16,13 +17,11 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 def hotfix(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(REPO / "hotfix.py"), *arguments],
-        capture_output=True,
-        text=True,
-        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment},
-        timeout=60,
+    """What the command gives, run in this process: starting one takes longer than most of them."""
+    answer = hotfix_rig.call(
+        list(arguments), {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment}
     )
+    return subprocess.CompletedProcess(list(arguments), answer.code, answer.out, answer.err)
 
 
 @pytest.fixture
@@ -175,3 +174,67 @@ def test_tower_memory_counts_the_modules() -> None:
     count = sum(p.numel() for module in modules for p in module.parameters())
     assert tower_memory.parameters(1) == count + 4 * 4096
     assert tower_memory.parameters(2) < 0.51 * tower_memory.parameters(1)
+
+
+def verdict(result: subprocess.CompletedProcess[str]) -> tuple[str, str]:
+    """The word of the first line, and the last line."""
+    first, *_, last = result.stdout.splitlines()
+    return first.removeprefix("[vision-exp] ").partition(":")[0], last
+
+
+def test_the_first_line_is_the_verdict_and_the_last_the_next_command(
+    applied: list[str], tmp_path: Path
+) -> None:
+    good = hotfix(*applied, "doctor")
+    assert (good.returncode, verdict(good)[0]) == (0, "OK")
+    off = hotfix(*applied, "doctor", VISION_EXP_DISABLE="1")
+    assert (off.returncode, *verdict(off)) == (1, "BROKEN", "next: unset VISION_EXP_DISABLE")
+    file = tmp_path / "server.log"
+    plan = json.loads(hotfix(*applied, "doctor", "--manifest").stdout)["plan"][:8]
+    causal = evidence(1, "A", visibility="causal reason=no-kernel").replace("9f2c41d0", plan)
+    file.write_text(causal)
+    blind = hotfix(*applied, "doctor", "--log", str(file))
+    assert (blind.returncode, *verdict(blind)) == (1, "DEGRADED", "next: docs/machines.md")
+    assert "image tokens are causal: no-kernel" in blind.stdout
+    file.write_text(causal + evidence(2, "B", overlay="bb").replace("9f2c41d0", plan))
+    broken = hotfix(*applied, "doctor", "--log", str(file))
+    assert (broken.returncode, verdict(broken)[0]) == (1, "BROKEN")
+
+
+def test_a_pristine_tree_is_broken_and_says_how_to_apply(tmp_path: Path) -> None:
+    root = sources.install("0.29.0", tmp_path / "a b" / "site")
+    found = hotfix("--root", str(root), "doctor")
+    assert found.returncode == 1
+    assert verdict(found) == ("BROKEN", f"next: python3 hotfix.py --root '{root}' apply")
+
+
+@pytest.mark.parametrize(
+    ("logs", "code", "word"),
+    [
+        ([evidence(1, "A") + evidence(2, "B")], 0, "OK"),
+        ([evidence(1, "A"), evidence(1, "A")], 0, "OK"),
+        ([evidence(1, "A"), evidence(1, "A", overlay="bb")], 1, "BROKEN"),
+        ([evidence(1, "A"), "INFO nothing\n"], 1, "BROKEN"),
+        (["INFO nothing\n"], 1, "BROKEN"),
+        ([evidence(1, "A") + "ERROR 11-29 [x.py:1] [vision-exp] layer 3 saw none\n"], 1, "BROKEN"),
+        ([evidence(1, "A", visibility="causal reason=platform")], 1, "DEGRADED"),
+    ],
+)
+def test_logs_are_judged_where_no_vllm_is(
+    logs: list[str], code: int, word: str, tmp_path: Path
+) -> None:
+    arguments = []
+    for index, text in enumerate(logs):
+        (tmp_path / f"{index}.log").write_text(text)
+        arguments += ["--log", str(tmp_path / f"{index}.log")]
+    command = [sys.executable, "-I", "-S", str(REPO / "hotfix.py"), "doctor", *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, verdict(found)[0], found.stderr) == (code, word, "")
+
+
+def test_a_log_from_standard_input() -> None:
+    command = [sys.executable, "-I", "-S", str(REPO / "hotfix.py"), "doctor", "--log", "-"]
+    text = evidence(1, "A") + evidence(2, "B", routing="text")
+    found = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, verdict(found)[0]) == (1, "BROKEN")
+    assert "routing differs: bias_vl: A (pid 1); text: B (pid 2)" in found.stdout.splitlines()[0]

@@ -16,7 +16,7 @@ from anchors.drift.trees import Cache
 from anchors.engine import requirements
 
 REPO = Path(__file__).resolve().parents[2]
-CACHE = sources.CACHE.parent / "drift"
+CACHE = sources.CACHE
 
 Drift = Callable[..., "tuple[int, dict]"]
 
@@ -27,7 +27,7 @@ def needs() -> tuple[requirements.Requirement, ...]:
 
 def release(version: str) -> Path:
     """A release as drift keeps it; fetched through drift itself where the cache lacks it."""
-    place = Cache(CACHE, needs()).place(version)
+    place = Cache(CACHE).place(version)
     if not place.is_dir():
         run(version)
     return place

@@ -252,7 +252,8 @@ CASES = (
                 r'(\n\s*)("DeepseekV4ForCausalLM":)',
                 r'\1"DeepseekV4ForConditionalGeneration": '
                 r'("vllm.models.deepseek_v4", "DeepseekV4ForConditionalGeneration"),\1\2',
-            )
+            ),
+            PACKAGE: append("\n\nclass DeepseekV4ForConditionalGeneration:\n    pass\n"),
         },
         native=True,
     ),

@@ -23,7 +23,7 @@ from anchors.engine.versions import version_key
 from anchors.releases import known, wheels
 from anchors.sites import all_anchors
 
-from .conftest import CACHE, REPO, needs, release, run
+from .conftest import CACHE, REPO, release, run
 
 pytestmark = pytest.mark.xdist_group("drift")
 OLD, BASE, NATIVE = "0.24.0", "0.29.0", "0.32.0"
@@ -94,12 +94,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(REPO, base / "repo", ignore=LEFT_OUT)
     for version in (OLD, BASE, NEW, NATIVE):
         like = BASE if version == NEW else version
-        for place, kept in (
-            (Cache(base / "cache" / "drift", needs()).place(version), release(like)),
-            (base / "cache" / "sources" / sources.folder(version).name, sources.stock(like)),
-        ):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(kept)
+        place = Cache(base / "cache" / "drift").place(version)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(release(like))
     return base / "repo"
 
 
@@ -154,13 +151,13 @@ def test_a_file_that_only_a_site_reads_is_fetched(monkeypatch: pytest.MonkeyPatc
     kept = sources.folder(BASE)
     (anchor, *_) = all_anchors()
     monkeypatch.setattr(wheels, "all_anchors", lambda: (replace(anchor, file="new/place.py"),))
-    wheels.asked_by_sites_alone.cache_clear()
+    wheels.asked.cache_clear()
     try:
         assert wheels.needed("vllm/new/place.py")
         assert sources.folder(BASE) != kept
     finally:
         monkeypatch.undo()
-        wheels.asked_by_sites_alone.cache_clear()
+        wheels.asked.cache_clear()
 
 
 def entry(version: str, verdict: str, dspark: str = "applies") -> dict:

@@ -13,7 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from known_launches import Launches
 
 
 def install() -> None:
@@ -50,3 +55,23 @@ def install() -> None:
 
     prepare_once.once = True  # type: ignore[attr-defined]
     interpreter._patch_lang, grid.__call__ = prepare_once, launched
+
+
+def keep(launches: Launches) -> None:
+    """Launches equal to one that `launches` has are not run again. After `install`.
+
+    Memory that nobody wrote would differ each time: torch fills it.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    run = InterpretedFunction.run
+
+    def kept(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        arguments = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        launches.launch(
+            self.fn, grid, arguments, lambda: run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        )
+
+    InterpretedFunction.run = kept

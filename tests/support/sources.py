@@ -12,11 +12,11 @@ from pathlib import Path
 
 from downloads import downloading
 
-from anchors.digests import sha256
+from anchors.drift.trees import Cache
 from anchors.releases import known, wheels
 
 REPO = Path(__file__).resolve().parents[2]
-CACHE = Path(os.environ.get("VISION_EXP_TEST_CACHE", REPO / ".cache")).resolve() / "sources"
+CACHE = Path(os.environ.get("VISION_EXP_TEST_CACHE", REPO / ".cache")).resolve() / "drift"
 
 WITHOUT_DSPARK = known.versions(known.WITHOUT_DSPARK)
 WITH_DSPARK = known.versions(known.WITH_DSPARK)
@@ -33,9 +33,8 @@ def stock(version: str) -> Path:
 
 
 def folder(version: str) -> Path:
-    """Where a release lies. One that was kept before a site asked for a new file lies elsewhere."""
-    asked = sorted(wheels.asked_by_sites_alone())
-    return CACHE / (f"{version}-{sha256(repr(asked).encode())[:8]}" if asked else version)
+    """Where a release lies, as `drift` keeps it: elsewhere once other files of it are needed."""
+    return Cache(CACHE).place(version)
 
 
 def install(version: str, site_packages: Path) -> Path:

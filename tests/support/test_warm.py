@@ -42,6 +42,16 @@ def test_a_script_finds_what_it_would_find_alone(tmp_path: Path) -> None:
     assert run(tmp_path, text)[1] == "False False True\n"
 
 
+LATE = """import sys, threading, time
+
+def late():
+    time.sleep(0.2)
+    sys.stderr.write("after the script")
+
+threading.Thread(target=late).start()
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "code", "told"),
     [
@@ -49,6 +59,8 @@ def test_a_script_finds_what_it_would_find_alone(tmp_path: Path) -> None:
         ("raise ValueError('no good')", 1, "ValueError: no good"),
         ("import os; os.kill(os.getpid(), 9)", -9, ""),
         ("import atexit, sys; atexit.register(sys.stderr.write, 'bye')", 0, "bye"),
+        ("import sys; sys.exit('no more')", 1, "no more"),
+        (LATE, 0, "after the script"),
     ],
 )
 def test_how_it_ends_is_told(tmp_path: Path, text: str, code: int, told: str) -> None:

@@ -151,9 +151,9 @@ def observe(script: Path, tree: Path, **options: Any) -> Observations:
     return found
 
 
-def check_results(script: Path, version: str, count: int) -> None:
+def check_results(script: Path, version: str, count: int, *args: str) -> None:
     """Runs the checks of `script` in a release's stock tree; every one of `count` has to pass."""
-    done = run_child(script, tree(version), timeout=300)
+    done = run_child(script, tree(version), *args, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     results = json.loads(done.stdout.splitlines()[-1])["results"]
     failed = {name: error for name, error in results.items() if error is not None}

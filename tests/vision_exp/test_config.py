@@ -6,6 +6,7 @@ import pytest
 import tiny_config
 
 from vision_exp.config import VisionConfig, is_vision_exp
+from vision_exp.image.transform import vit_grid_for
 
 
 def hf(**overrides):
@@ -29,6 +30,7 @@ def test_reads_every_key():
         ({"vision_n_layers": 0}, False),
         ({"vision_n_layers": None}, False),
         ({"vision_config": {"depth": 24}}, False),
+        ({"vision_config": {}}, True),
         ({"model_type": "deepseek_v4_1"}, False),
         ({"model_type": "deepseek_v3"}, False),
     ],
@@ -40,6 +42,16 @@ def test_is_vision_exp(overrides, vision):
 def test_text_checkpoint_and_other_objects_are_not_vision():
     assert not is_vision_exp(SimpleNamespace(**tiny_config.text_config()))
     assert not is_vision_exp(object())
+
+
+def test_numbers_as_json_writers_put_them():
+    config = VisionConfig.from_hf_config(hf(vision_min_pixels=147456.0))
+    assert repr(config) == repr(VisionConfig.from_hf_config(hf()))  # hashes are made of it
+    null = hf()
+    null.vision_max_wh_ratio = None
+    unlimited = VisionConfig.from_hf_config(null)
+    assert unlimited.max_wh_ratio == float("inf")
+    assert vit_grid_for(42 * 12, 42, unlimited)[1] > vit_grid_for(42 * 12, 42, config)[1]
 
 
 @pytest.mark.parametrize(

@@ -74,3 +74,46 @@ def test_a_bad_file_is_named(
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert preview.main([str(tmp_path / "none.png")]) == 1
     assert "none.png" in capsys.readouterr().err
+
+
+def test_what_cannot_be_used_is_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, config, out = tmp_path / "in.png", tmp_path / "config.json", tmp_path / "out.png"
+    gradient(30, 20).save(source)
+    pixels = source.read_bytes()
+    config.write_text('{"hidden_size": 4096}')
+    cases = {
+        (str(tmp_path / "none.png"), "-o", str(out)): (1, f"{tmp_path / 'none.png'} cannot be"),
+        (str(source), "--config", str(config)): (2, "vision_n_layers is missing"),
+        (str(source), "--config", str(source)): (2, f"--config {source} is no config.json"),
+        (str(source), "--config", "none.json"): (2, "--config none.json is no config.json"),
+        (str(source), "-o", str(tmp_path)): (2, "is a folder"),
+        (str(source), "-o", str(tmp_path / "none" / "a.png")): (2, "a folder that does not exist"),
+        (str(source), "-o", str(source)): (2, f"-o {source} is the image itself"),
+        (str(source), "-o", str(tmp_path / "seen.txt")): (2, "ends in .txt, which is no image"),
+    }
+    for argv, (code, words) in cases.items():
+        assert preview.main(argv) == code
+        first, last = capsys.readouterr().err.splitlines()
+        assert words in first and first.endswith("Nothing was written."), argv
+        assert last.startswith("next: python3 hotfix.py preview ")
+    assert sorted(tmp_path.iterdir()) == [config, source] and source.read_bytes() == pixels
+
+
+def test_a_drawing_is_what_its_name_says(tmp_path: Path) -> None:
+    source = tmp_path / "in.png"
+    gradient(30, 20).save(source)
+    for name, form in {"a.jpg": "JPEG", "a.webp": "WEBP", "a.PNG": "PNG", "a": "PNG"}.items():
+        assert preview.main([str(source), "-o", str(tmp_path / name)]) == 0
+        assert Image.open(tmp_path / name).format == form
+
+
+def test_a_drawing_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.png"
+    gradient(30, 20).save(source)
+    for out in (tmp_path / f"{'n' * 300}.png", Path("/dev/full")):
+        assert preview.main([str(source), "-o", str(out)]) == 2
+        assert f"-o {out} cannot be written" in capsys.readouterr().err

@@ -11,6 +11,11 @@ server's input processor, which also gets what another server rendered. The engi
 where cached image data is back: an error there ends that one request.
 
 Errors: before 0.28 vLLM's Anthropic endpoint answers every error with 500; a refused chat is a 400.
+None repeats an image (see front.py, which stands before all endpoints). Of a batch, they say which
+member is meant.
+
+Prefill and decode: what a prefill server made of a chat comes with the chat itself to the decode
+server. From 0.27 on vLLM would take the ids and drop the images (see prompts.py).
 """
 
 from __future__ import annotations
@@ -24,7 +29,8 @@ from types import ModuleType
 from typing import Any
 
 from vision_exp import patching
-from vision_exp.chat import images, prompts
+from vision_exp.chat import anthropic, front, images, prompts
+from vision_exp.chat.prompts import bad_request
 from vision_exp.chat.request import ChatRequest, read_policy
 from vision_exp.chat.rules import RuleError
 from vision_exp.config import is_vision_exp
@@ -39,6 +45,10 @@ REQUIRES = (
     "OpenAIServing.create_error_response(message)",
     "vllm.entrypoints.serve.engine.serving:"
     "BaseServing.model_config | vllm.entrypoints.openai.engine.serving:OpenAIServing.model_config",
+    "vllm.entrypoints.offline_utils:OfflineInferenceMixin._render_and_add_requests(prompts, "
+    "params)",
+    "vllm.entrypoints.serve.sagemaker.api_router:attach_router(app, supported_tasks, model_config) "
+    "since 0.24",
     "vllm.envs:{VLLM_MEDIA_CONNECTOR, VLLM_IMAGE_FETCH_TIMEOUT}",
     "vllm.exceptions:VLLMValidationError",
     "vllm.inputs.llm:TokensPrompt.{prompt_token_ids, prompt}",
@@ -57,6 +67,8 @@ REQUIRES = (
     "get_tokenizer, model_config, process_for_engine(prompt), process_for_engine_async(prompt)}",
     "vllm.renderers.deepseek_v4:DeepseekV4Renderer.{render_messages(messages, params), "
     "render_messages_async(messages, params)}",
+    "vllm.renderers.online_renderer:OnlineRenderer.{preprocess_chat(request, messages), "
+    "model_config} since 0.27",
     "vllm.renderers.params:ChatParams.{chat_template_kwargs, media_io_kwargs}",
     "vllm.renderers.params:TokenizeParams.add_special_tokens",
     "vllm.utils.registry:ExtensionManager.load(cls_name, **)",
@@ -83,6 +95,9 @@ def install() -> None:
     patching.when_imported("vllm.renderers.deepseek_v4", _wrap_renderer)
     patching.when_imported("vllm.v1.engine.core", _wrap_engine_core)
     patching.when_imported("vllm.entrypoints.anthropic.serving", _wrap_anthropic)
+    patching.when_imported("vllm.entrypoints.offline_utils", _wrap_offline)
+    patching.when_imported("vllm.renderers.online_renderer", _wrap_online_renderer)
+    patching.when_imported("vllm.entrypoints.serve.sagemaker.api_router", _wrap_routes)
 
 
 def _wrap_base_renderer(module: ModuleType) -> None:
@@ -103,6 +118,20 @@ def _wrap_engine_core(module: ModuleType) -> None:
 def _wrap_anthropic(module: ModuleType) -> None:
     patching.wrap(module.AnthropicServingMessages, "create_messages", _answer_client_errors)
     patching.wrap(module.AnthropicServingMessages, "count_tokens", _answer_client_errors)
+
+
+def _wrap_offline(module: ModuleType) -> None:
+    patching.wrap(module.OfflineInferenceMixin, "_render_and_add_requests", _add_requests)
+
+
+def _wrap_online_renderer(module: ModuleType) -> None:
+    if hasattr(module, "_reused_prompt_token_ids"):  # from 0.27 on
+        patching.wrap(module.OnlineRenderer, "preprocess_chat", _preprocess_chat)
+
+
+def _wrap_routes(module: ModuleType) -> None:
+    # One of those that every build of the server's application calls, with its model.
+    patching.wrap(module, "attach_router", _attach_router)
 
 
 def _is_vision(holder: Any) -> bool:
@@ -130,7 +159,7 @@ def _client_errors() -> Iterator[None]:
     try:
         yield
     except RuleError as error:
-        raise prompts.bad_request(str(error)) from error
+        raise bad_request(str(error)) from error
 
 
 def _render_messages(original: Any, self: Any, messages: Any, params: Any) -> Any:
@@ -138,7 +167,8 @@ def _render_messages(original: Any, self: Any, messages: Any, params: Any) -> An
         return original(self, messages, params)
     with _client_errors():
         request = ChatRequest(self, messages, params)
-        loaded = images.load(request.sources, request.connector())
+        loaded = images.load(request.sources, request.connector(), request.unreadable)
+        request.leave_out(loaded)
     conversation, prompt = original(self, request.messages, request.params)
     return request.finish(conversation, prompt, loaded)
 
@@ -148,7 +178,9 @@ async def _render_messages_async(original: Any, self: Any, messages: Any, params
         return await original(self, messages, params)
     with _client_errors():
         request = ChatRequest(self, messages, params)
-        loaded = await images.load_async(request.sources, request.connector())
+        loader = request.connector()
+        loaded = await images.load_async(request.sources, loader, request.unreadable)
+        request.leave_out(loaded)
     conversation, prompt = await original(self, request.messages, request.params)
     if not request.needs_ids(prompt):
         return conversation, prompt
@@ -181,12 +213,57 @@ def _preprocess_add_request(original: Any, self: Any, request: Any) -> Any:
     return done
 
 
-async def _answer_client_errors(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+async def _answer_client_errors(
+    original: Any, self: Any, request: Any, *args: Any, **kwargs: Any
+) -> Any:
     from vllm.exceptions import VLLMValidationError
 
     try:
-        return await original(self, *args, **kwargs)
+        if _is_vision(self):
+            with _client_errors():
+                anthropic.check_images(request)
+        return await original(self, request, *args, **kwargs)
     except VLLMValidationError as error:
         if not _is_vision(self):
             raise
         return self.create_error_response(error)
+
+
+async def _preprocess_chat(
+    original: Any, self: Any, request: Any, messages: Any, *args: Any, **kwargs: Any
+) -> Any:
+    with _client_errors():
+        ids = prompts.take_ids(request, messages) if _is_vision(self) else None
+    conversation, inputs = await original(self, request, messages, *args, **kwargs)
+    if ids is not None:
+        inputs = [prompts.replay(one, ids) for one in inputs]
+    return conversation, inputs
+
+
+def _add_requests(
+    original: Any, self: Any, prompts: Any, params: Any, *args: Any, **kwargs: Any
+) -> Any:
+    from vllm.exceptions import VLLMValidationError
+
+    if not _is_vision(self) or len(params) < 2:
+        return original(self, prompts, params, *args, **kwargs)
+    done = 0
+
+    def counted() -> Iterator[Any]:
+        nonlocal done
+        for prompt in prompts:
+            yield prompt
+            done += 1
+
+    try:
+        return original(self, counted(), params, *args, **kwargs)
+    except VLLMValidationError as error:
+        raise bad_request(f"item {done} of the {len(params)} (from 0): {error}") from error
+
+
+def _attach_router(
+    original: Any, app: Any, tasks: Any, model_config: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    if is_vision_exp(getattr(model_config, "hf_config", None)):
+        front.stand_before(app)
+    return original(app, tasks, model_config, *args, **kwargs)

@@ -7,14 +7,24 @@ place them: not as raw token ids, not by typing the names of the tokens into a c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from vision_exp.chat.blocks import check_feature
+from vision_exp.chat.placement import place as place_blocks
+from vision_exp.chat.rules import has_images
 from vision_exp.config import VisionConfig, is_vision_exp
-from vision_exp.layout import IMAGE_ID, RESERVED_IDS, SENTINELS, TOKENS
+from vision_exp.layout import (
+    END_ID,
+    IMAGE_ID,
+    PLACEHOLDER,
+    PLACEHOLDER_ID,
+    RESERVED_IDS,
+    TOKENS,
+    leading_pads,
+)
 
 _NAMES = {token_id: name for name, token_id in TOKENS.items()}
 
@@ -31,6 +41,51 @@ def check_processed(request: Any, hf_config: Any) -> None:
     check_request(request, hf_config)
     # Tokens that a replayed request pretends to have generated.
     _refuse(getattr(request.sampling_params, "trace_decode_token_ids", None) or (), 0)
+
+
+def take_ids(request: Any, messages: Iterable[Any]) -> list[int] | None:
+    """Token ids in a chat's `kv_transfer_params` that stand for a prompt with images.
+
+    They are removed there. A prefill server made them, and vLLM would give them to the engine
+    alone, without the images. None if images are not concerned.
+    """
+    params = getattr(request, "kv_transfer_params", None)
+    if not isinstance(params, dict):
+        return None
+    ids = params.get("prompt_token_ids")
+    if not ids or (RESERVED_IDS.isdisjoint(ids) and not has_images(messages)):
+        return None
+    return list(params.pop("prompt_token_ids"))
+
+
+def replay(engine_input: Any, ids: list[int]) -> Any:
+    """A chat's engine input with a prefill server's ids, its images where they have their blocks.
+
+    Raises what maps to HTTP 400 if these are not the blocks of these images.
+    """
+    from vllm.multimodal.inputs import PlaceholderRange
+
+    places = (engine_input.get("mm_placeholders") or {}).get("image", [])
+    rendered = engine_input["prompt_token_ids"]
+    blocks = [
+        rendered[place.offset + leading_pads(place.offset) : place.offset + place.length]
+        for place in sorted(places, key=lambda place: place.offset)
+    ]
+    try:
+        made, placed = place_blocks(ids, blocks)
+    except ValueError as error:
+        raise bad_request(f"kv_transfer_params.prompt_token_ids: {error}") from error
+    if made != ids:
+        raise bad_request("kv_transfer_params.prompt_token_ids: an image's block is not expanded")
+    ranges = [
+        PlaceholderRange(one.start, len(one.tokens), torch.tensor(one.tokens) == IMAGE_ID)
+        for one in placed
+    ]
+    return {
+        **engine_input,
+        "prompt_token_ids": ids,
+        **({"mm_placeholders": {"image": ranges}} if ranges else {}),
+    }
 
 
 def restore_is_embed(request: Any) -> None:
@@ -50,10 +105,22 @@ def restore_is_embed(request: Any) -> None:
 def check_prompt(prompt: Any) -> None:
     """Check a prompt that is about to be processed. Raises what maps to HTTP 400.
 
-    Placeholders may stand only beside images; the processor compares their number.
+    Reserved ids may stand only beside images; the processor compares them with these.
     """
     ids = prompt.get("prompt_token_ids") or ()
-    _refuse(ids, 0, SENTINELS if prompt.get("multi_modal_data") else RESERVED_IDS)
+    data = prompt.get("multi_modal_data")
+    if not data:
+        _refuse(ids, 0)
+        return
+    images = data.get("image")
+    count = len(images) if isinstance(images, list) else 1
+    left = ids.count(PLACEHOLDER_ID) + ids.count(END_ID)
+    # The text is from before truncation. A prompt of ids alone says nothing of what was cut.
+    if left < count <= (prompt.get("prompt") or "").count(PLACEHOLDER):
+        raise bad_request(
+            f"truncate_prompt_tokens cuts {count - left} of the request's {count} images out of "
+            "the prompt. Raise it, leave it out, or send fewer images"
+        )
 
 
 def check_request(request: Any, hf_config: Any) -> None:
@@ -78,14 +145,15 @@ def check_request(request: Any, hf_config: Any) -> None:
     _refuse(ids[done:] if done else ids, done)
 
 
-def _refuse(ids: Sequence[int], position: int, refused: frozenset[int] = RESERVED_IDS) -> None:
-    if refused.isdisjoint(ids):
+def _refuse(ids: Sequence[int], position: int) -> None:
+    if RESERVED_IDS.isdisjoint(ids):
         return
-    index, token = next((i, token) for i, token in enumerate(ids) if token in refused)
+    index, token = next((i, token) for i, token in enumerate(ids) if token in RESERVED_IDS)
     raise bad_request(
         f"the prompt has token {token} ({_NAMES[token]}) at position {position + index}, which is "
         "reserved for images and not text: send images as image parts of a user message, and "
-        "text that quotes this name as a chat message"
+        "text that quotes this name as a chat message. (Ids that this server made of a chat with "
+        "images are taken back together with the same images only, not by /v1/completions.)"
     )
 
 

@@ -5,28 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from vision_exp import settings
-from vision_exp.chat import reserved
-from vision_exp.chat.images import source_of
-from vision_exp.chat.rules import (
-    Chat,
-    Policy,
-    read_chat,
-)
-
-_IMAGE_IN_TEXT = re.compile(r"data:image/[\w.+-]+;base64,[A-Za-z0-9+/]{256}")
+from vision_exp.chat import as_text, reserved
+from vision_exp.chat.images import Unreadable, source_of
+from vision_exp.chat.rules import UNREADABLE_NOTE, Policy, read_chat
 
 logger = logging.getLogger("vllm.vision_exp")
-_warned_image_in_text = False
 
 
 def read_policy(limit: int | None = None) -> Policy:
-    """The policy that the two settings ask for. Raises ValueError naming a wrong value."""
-    return Policy(settings.TOOL_IMAGES.value(), settings.IMAGE_OVERFLOW.value(), limit)
+    """The policy that the settings ask for. Raises ValueError naming a wrong value."""
+    overflow, unreadable = settings.IMAGE_OVERFLOW.value(), settings.UNREADABLE_IMAGES.value()
+    return Policy(settings.TOOL_IMAGES.value(), overflow, limit, unreadable)
 
 
 class ChatRequest:
@@ -41,8 +34,9 @@ class ChatRequest:
         self._escaper = reserved.ReservedTokenEscaper()
         policy = read_policy(image_limit(renderer.model_config))
         chat = read_chat(messages, policy, self._escaper.image)
-        self.sources = [source_of(image) for image in chat.images]
-        _warn_of_images_in_text(chat)
+        self.unreadable = policy.unreadable
+        self.sources = [source_of(image, policy.unreadable) for image in chat.images]
+        as_text.warn(chat.messages, vars(renderer).setdefault("vision_exp_warned", set()))
         self.messages = self._escaper.escape([_with_plain_arguments(m) for m in chat.messages])
         # Marks are for strings: the template must not tokenise.
         template = {**self._escaper.escape(params.chat_template_kwargs), "tokenize": False}
@@ -67,6 +61,14 @@ class ChatRequest:
         )
         return ImageLoader(connector)
 
+    def leave_out(self, images: Sequence[Any]) -> None:
+        """Put a text note where an image is Unreadable."""
+        lost = {index for index, image in enumerate(images) if isinstance(image, Unreadable)}
+        for index in lost:
+            logger.info("[vision-exp] an earlier image is left out: %s", images[index].reason)
+        if lost:
+            self.messages = self._escaper.note(self.messages, lost, UNREADABLE_NOTE)
+
     def needs_ids(self, prompt: Any) -> bool:
         """False if vLLM's own tokenisation of the rendered text is right."""
         if "prompt" not in prompt:
@@ -77,7 +79,8 @@ class ChatRequest:
     def finish(self, conversation: Any, prompt: Any, images: list[Any]) -> tuple[Any, Any]:
         """The conversation and the prompt, with token ids where its text needs care.
 
-        Raises RuntimeError if an image got lost in the template.
+        `images`: as loaded, those that were left out among them. Raises RuntimeError if an image
+        got lost in the template.
         """
         if not self.needs_ids(prompt):
             return conversation, prompt
@@ -87,10 +90,11 @@ class ChatRequest:
             self._escaper.split(text),
             lambda piece: tokenizer.encode(piece, add_special_tokens=False),
         )
-        if sorted(order) != list(range(len(images))):
+        wanted = [i for i, image in enumerate(images) if not isinstance(image, Unreadable)]
+        if sorted(order) != wanted:
             raise RuntimeError(f"the chat template placed images {order} of {len(images)}")
         prompt = {**prompt, "prompt": self._escaper.unescape(text), "prompt_token_ids": ids}
-        if images:
+        if order:
             prompt["multi_modal_data"] = {"image": [images[i] for i in order]}
             prompt["multi_modal_uuids"] = {"image": [self.sources[i].uuid for i in order]}
         return self._escaper.unescape(conversation), prompt
@@ -124,18 +128,3 @@ def _with_decoded_arguments(call: Any) -> Any:
     if not isinstance(decoded, dict):
         return call
     return {**call, "function": {**function, "arguments": decoded}}
-
-
-def _warn_of_images_in_text(chat: Chat) -> None:
-    global _warned_image_in_text
-    if _warned_image_in_text:
-        return
-    for message in chat.messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, str) and _IMAGE_IN_TEXT.search(content):
-            _warned_image_in_text = True
-            logger.warning(
-                "[vision-exp] a message holds a data:image/ URI as text: the model reads it as "
-                "text, not as an image. Send it as an image_url part. (Said once.)"
-            )
-            return

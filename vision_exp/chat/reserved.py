@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from vision_exp.layout import PLACEHOLDER, PLACEHOLDER_ID, RESERVED_IDS, TOKENS
@@ -32,6 +32,14 @@ class ReservedTokenEscaper:
     def image(self, index: int) -> str:
         """The mark of the request's image number `index`."""
         return f"{self._key}i{index}e"
+
+    def note(self, value: Any, images: Collection[int], note: str) -> Any:
+        """Nested dicts, lists and strings with a note for the marks of some images. A copy."""
+
+        def text(match: re.Match[str]) -> str:
+            return note if match[1] == "i" and int(match[2]) in images else match[0]
+
+        return _map(value, lambda words: self._mark.sub(text, words))
 
     def escape(self, value: Any) -> Any:
         """Nested dicts, lists and strings with marks for the reserved names.

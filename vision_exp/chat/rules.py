@@ -1,7 +1,7 @@
 """Which parts of a chat are images, and what happens to those that are not allowed.
 
-Only a structured part is an image, and only in a user message; prose never is. Plain data in,
-plain data out: no vLLM, no decoding, no tokenizer.
+Only a structured part is an image, and only in a user message or a latest reminder; prose never is.
+Plain data in, plain data out: no vLLM, no decoding, no tokenizer.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ TOOL_IMAGE_NOTE = "[An image of this tool result was left out.]"
 MOVED_NOTE = "[Image #{} of the tool results is shown after them.]"
 MOVED_LABEL = "[Image #{} of the tool results:]"
 OVERFLOW_NOTE = "[An earlier image was left out: the request has more images than its limit.]"
+UNREADABLE_NOTE = "[An earlier image was left out: it could not be read.]"
+
+_LONGEST_REASON = 600
+_IMAGE_ROLES = ("user", "latest_reminder")
 
 _IMAGE_TYPES = ("image", "image_url", "input_image", "image_pil", "image_embeds")
 _IMAGE_KEYS = ("image_url", "image_pil", "image", "image_embeds")
@@ -39,20 +43,27 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True)
 class Policy:
-    """What to do with images of tool messages (settings.TOOL_IMAGES) and with more than
-    `limit` images (settings.IMAGE_OVERFLOW); None is no limit."""
+    """What to do with images of tool messages (settings.TOOL_IMAGES), with more than `limit` images
+    (settings.IMAGE_OVERFLOW), None being no limit, and with images of earlier turns that cannot be
+    read (settings.UNREADABLE_IMAGES)."""
 
     tool_images: str = "refuse"
     overflow: str = "refuse"
     limit: int | None = None
+    unreadable: str = "refuse"
 
 
 @dataclass(frozen=True)
 class ImagePart:
-    """A structured image of a request, and its place, such as `messages[3].content[1]`."""
+    """A structured image of a request, and its place, such as `messages[3].content[1]`.
+
+    `earlier`: an answer followed already, so that the client sends it again and not for the first
+    time.
+    """
 
     where: str
     part: Mapping[str, Any]
+    earlier: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,11 @@ class _Turn:
 
     @property
     def role(self) -> Any:
-        return self.message.get("role") if isinstance(self.message, Mapping) else None
+        return _role(self.message)
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, Mapping) else None
 
 
 def is_image(part: Any) -> bool:
@@ -90,10 +105,13 @@ def is_image(part: Any) -> bool:
 def read_chat(messages: Sequence[Any], policy: Policy, mark: Callable[[int], str]) -> Chat:
     """Apply the rules to the messages of a request, which stay as they are.
 
-    The parts of a message keep their order and are joined by two newlines. Raises RuleError
-    naming the message, its role and what to do, or the limit and its flag.
+    The parts of a message keep their order and are joined by two newlines; those of a tool's result
+    without images are left to vLLM, which puts one between them. Raises RuleError naming the
+    message, its role and what to do, or the limit and its flag.
     """
-    turns = [_turn(index, message) for index, message in enumerate(messages)]
+    newest = _newest_turn(messages)
+    turns = [_turn(index, message, index < newest) for index, message in enumerate(messages)]
+    texts = [turn for turn in turns if turn.role == "tool" and not _images([turn])]
     turns = _resolve_tool_images(turns, policy.tool_images)
     for turn in turns:
         _check_role(turn)
@@ -102,7 +120,23 @@ def read_chat(messages: Sequence[Any], policy: Policy, mark: Callable[[int], str
     for parts, index, image in _images(turns):
         parts[index] = mark(len(images))
         images.append(image)
-    return Chat([_rebuilt(turn) for turn in turns], images)
+    plain = {id(turn) for turn in texts}
+    return Chat([t.message if id(t) in plain else _rebuilt(t) for t in turns], images)
+
+
+def has_images(messages: Iterable[Any]) -> bool:
+    """Whether any message has a structured image part."""
+    return bool(_images(_turn(index, message, False) for index, message in enumerate(messages)))
+
+
+def _newest_turn(messages: Sequence[Any]) -> int:
+    """Number of the first message that no answer followed yet; one to be continued is none."""
+    first = len(messages)
+    while first and _role(messages[first - 1]) == "assistant":
+        first -= 1
+    while first and _role(messages[first - 1]) != "assistant":
+        first -= 1
+    return first
 
 
 def _images(turns: Iterable[_Turn]) -> list[tuple[list[Any], int, ImagePart]]:
@@ -116,16 +150,21 @@ def _images(turns: Iterable[_Turn]) -> list[tuple[list[Any], int, ImagePart]]:
     ]
 
 
-def _turn(index: int, message: Any) -> _Turn:
+def _turn(index: int, message: Any, earlier: bool) -> _Turn:
     content = message.get("content") if isinstance(message, Mapping) else None
     if isinstance(content, (str, Mapping)) or not isinstance(content, Iterable):
         return _Turn(message, None)
-    parts = list(content)
+    try:
+        parts = list(content)
+    except ValueError as error:  # pydantic's, which checks the parts only now
+        reason = " ".join(str(error).split())
+        raise RuleError(f"messages[{index}].content: {reason[:_LONGEST_REASON]}") from error
     if isinstance(message, dict) and not isinstance(content, (list, tuple)):
         message["content"] = parts  # validation leaves an iterator, which others read after us
     for position, part in enumerate(parts):
         if is_image(part):
-            parts[position] = ImagePart(f"messages[{index}].content[{position}]", part)
+            where = f"messages[{index}].content[{position}]"
+            parts[position] = ImagePart(where, part, earlier)
     return _Turn(message, parts)
 
 
@@ -158,7 +197,7 @@ def _resolve_tool_images(turns: list[_Turn], mode: str) -> list[_Turn]:
 
 def _check_role(turn: _Turn) -> None:
     for part in turn.parts or ():
-        if isinstance(part, ImagePart) and turn.role != "user":
+        if isinstance(part, ImagePart) and turn.role not in _IMAGE_ROLES:
             advice = "Move it into a user message."
             if turn.role == "tool":
                 advice = (

@@ -10,13 +10,14 @@ from typing import Any
 from vision_exp import patching
 from vision_exp.chat import prompts
 from vision_exp.config import is_vision_exp
-from vision_exp.engine import context, graphs, scheduling, step
+from vision_exp.engine import context, graphs, intake, scheduling, step, unread
 from vision_exp.engine.failures import client, worker
 from vision_exp.engine.failures import scheduler as failed_requests
 
 # What this room needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
     "vllm.config.kv_transfer:KVTransferConfig.kv_load_failure_policy",
+    "vllm.config.multimodal:MultiModalConfig.mm_processor_cache_type",
     "vllm.config.parallel:ParallelConfig.{world_size, tensor_parallel_size}",
     "vllm.config.scheduler:SchedulerConfig.{max_num_scheduled_tokens, max_num_batched_tokens, "
     "long_prefill_token_threshold}",
@@ -30,7 +31,11 @@ REQUIRES = (
     "vllm.distributed.parallel_state:get_tp_group",
     "vllm.exceptions:GenerationError | vllm.entrypoints.openai.engine.protocol:GenerationError",
     "vllm.exceptions:VLLMValidationError",
-    "vllm.multimodal.inputs:MultiModalFeatureSpec.{mm_position, identifier}",
+    "vllm.multimodal.cache:BaseMultiModalProcessorCache.{is_cached_item(mm_hash), clear_cache, "
+    "touch_sender_cache_item(mm_hash), get_and_update_item(mm_item, mm_hash), make_stats(delta), "
+    "close}",
+    "vllm.multimodal.cache:BaseMultiModalReceiverCache.get_and_update_features(mm_features)",
+    "vllm.multimodal.inputs:MultiModalFeatureSpec.{mm_position, identifier, mm_hash, data}",
     "vllm.multimodal.inputs:PlaceholderRange.{offset, length, get_num_embeds}",
     "vllm.outputs:CompletionOutput.{finish_reason, stop_reason}",
     "vllm.outputs:RequestOutput.{request_id, outputs}",
@@ -50,13 +55,15 @@ REQUIRES = (
     "vllm.v1.core.sched.scheduler:Scheduler.{__init__, _try_schedule_encoder_inputs(request, "
     "num_computed_tokens, num_new_tokens, encoder_compute_budget), connector, kv_cache_manager, "
     "vllm_config, update_from_output(scheduler_output, model_runner_output), "
-    "finish_requests(request_ids, finished_status), requests, encoder_cache_manager}",
+    "finish_requests(request_ids, finished_status), requests, encoder_cache_manager, "
+    "add_request(request), schedule}",
     "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.block_size",
     "vllm.v1.cudagraph_dispatcher:CUDAGraphMode",
     "vllm.v1.cudagraph_dispatcher:CudagraphDispatcher.dispatch(num_tokens, valid_modes, "
     "invalid_modes)",
     "vllm.v1.engine.async_llm:AsyncLLM.{generate, vllm_config}",
-    "vllm.v1.engine.input_processor:InputProcessor.{process_inputs, vllm_config}",
+    "vllm.v1.engine.core:EngineCoreProc.{_handle_request_preproc_error(request), scheduler}",
+    "vllm.v1.engine.input_processor:InputProcessor.{process_inputs, vllm_config, renderer}",
     "vllm.v1.engine:EngineCoreOutput.{request_id, new_token_ids, finish_reason, stop_reason}",
     "vllm.v1.engine:EngineCoreOutputs.outputs",
     "vllm.v1.engine:FinishReason.ERROR",
@@ -71,6 +78,8 @@ REQUIRES = (
     "encoder_cache}",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.{execute_model(scheduler_output), _dummy_run, "
     "capture_model, sample_tokens(grammar_output), encoder_cache, vllm_config}",
+    "vllm.v1.worker.worker_base:WorkerWrapperBase.{_apply_mm_cache(scheduler_output), "
+    "mm_receiver_cache}",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.{execute_model(scheduler_output), _dummy_run, "
     "capture_model, sample_tokens(grammar_output), "
     "_batch_mm_inputs_from_scheduler(scheduler_output), _gather_mm_embeddings(scheduler_output), "
@@ -82,6 +91,8 @@ def install() -> None:
     """Wrap scheduler, intake, client, model runners and CUDA graph dispatchers once imported."""
     patching.when_imported("vllm.v1.core.sched.scheduler", _wrap_scheduler)
     patching.when_imported("vllm.v1.engine.input_processor", _wrap_input_processor)
+    patching.when_imported("vllm.v1.engine.core", _wrap_core)
+    patching.when_imported("vllm.v1.worker.worker_base", _wrap_worker)
     patching.when_imported("vllm.v1.engine.async_llm", _wrap_client)
     patching.when_imported("vllm.v1.worker.gpu_model_runner", _wrap_runner_v1)
     patching.when_imported("vllm.v1.worker.gpu.model_runner", _wrap_runner)
@@ -96,6 +107,8 @@ def install() -> None:
 def _wrap_scheduler(module: ModuleType) -> None:
     patching.wrap(module.Scheduler, "__init__", _scheduler_init)
     patching.wrap(module.Scheduler, "update_from_output", _update_from_output)
+    patching.wrap(module.Scheduler, "add_request", _schedule_later)
+    patching.wrap(module.Scheduler, "schedule", _schedule)
 
 
 def _scheduler_init(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,6 +116,25 @@ def _scheduler_init(original: Callable[..., Any], scheduler: Any, *args: Any, **
     model_config = getattr(scheduler.vllm_config, "model_config", None)
     if model_config is not None and is_vision_exp(model_config.hf_config):
         scheduling.AtomicImageScheduler(scheduler).install()
+        unread.watch(scheduler)
+
+
+def _schedule_later(original: Callable[..., Any], scheduler: Any, request: Any) -> Any:
+    unread.arrived(scheduler, request)
+    return original(scheduler, request)
+
+
+def _schedule(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    return unread.add_ended(scheduler, original(scheduler, *args, **kwargs))
+
+
+def _wrap_core(module: ModuleType) -> None:
+    patching.wrap(module.EngineCoreProc, "_handle_request_preproc_error", _refused)
+
+
+def _refused(original: Callable[..., Any], core: Any, request: Any) -> Any:
+    unread.arrived(core.scheduler, request)  # and ended: it gets no further
+    return original(core, request)
 
 
 def _update_from_output(
@@ -128,6 +160,7 @@ def _process_inputs(original: Callable[..., Any], processor: Any, *args: Any, **
     if is_vision_exp(vllm_config.model_config.hf_config):
         # Placeholders first: only blocks that are what they claim have a size to speak of.
         prompts.check_processed(request, vllm_config.model_config.hf_config)
+        intake.check_known(processor.renderer.mm_processor_cache, request.mm_features or ())
         scheduling.check_fits(request.mm_features or (), vllm_config)
     return request
 
@@ -145,6 +178,15 @@ def _generate(
 
 
 # --- model runners --------------------------------------------------------------------------------
+
+
+def _wrap_worker(module: ModuleType) -> None:
+    patching.wrap(module.WorkerWrapperBase, "_apply_mm_cache", _apply_mm_cache)
+
+
+def _apply_mm_cache(original: Callable[..., Any], worker: Any, scheduler_output: Any) -> None:
+    unread.read(worker.mm_receiver_cache, scheduler_output)
+    original(worker, scheduler_output)
 
 
 def _wrap_runner_v1(module: ModuleType) -> None:

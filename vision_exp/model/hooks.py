@@ -1,4 +1,4 @@
-"""What the model room wraps in vLLM: the registry's answers, the model's constructor, its draft.
+"""What the model room wraps in vLLM: registry, caches of images, answers, model and draft.
 
 vLLM's class `DeepseekV4ForCausalLM` serves text-only checkpoints too, so its attributes stay stock.
 For the config of a Vision-Exp checkpoint the registry answers with a subclass and with a model info
@@ -8,6 +8,7 @@ cache holds the stock answer in both cases and cannot go stale.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 
 from vision_exp import evidence, patching
 from vision_exp.config import is_vision_exp
+from vision_exp.engine import intake
+from vision_exp.engine.failures import client
 from vision_exp.install import activate
 from vision_exp.model import ranks, registry
 from vision_exp.model.model import VisionExpMixin, add_vision, vision_class
@@ -29,6 +32,9 @@ REQUIRES = (
     "vllm.distributed.parallel_state:GroupCoordinator.{is_first_rank, cpu_group, world_size}",
     "vllm.distributed.parallel_state:{get_tensor_model_parallel_rank, "
     "get_tensor_model_parallel_world_size, get_pp_group, get_tp_group}",
+    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages",
+    "vllm.entrypoints.offline_utils:OfflineInferenceMixin._run_engine",
+    "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_stream_generator",
     "vllm.exceptions:VLLMValidationError.__init__(message, parameter)",
     "vllm.model_executor.model_loader.weight_utils:default_weight_loader(param, loaded_weight)",
     "vllm.model_executor.models.interfaces:SupportsMultiModal.{_mark_tower_model(vllm_config, "
@@ -69,8 +75,17 @@ REQUIRES = (
     "embed_token_id)}",
     "vllm.multimodal.processing:{BaseDummyInputsBuilder, BaseMultiModalProcessor, "
     "BaseProcessingInfo, ProcessorInputs, PromptReplacement, PromptUpdateDetails}",
-    "vllm.multimodal.registry:MultiModalRegistry.register_processor(processor, info, dummy_inputs)",
+    "vllm.multimodal.registry:MultiModalRegistry.{register_processor(processor, info, "
+    "dummy_inputs), processor_cache_from_config(vllm_config), "
+    "processor_only_cache_from_config(vllm_config)}",
     "vllm.multimodal:MULTIMODAL_REGISTRY",
+    "vllm.renderers.base:BaseRenderer.mm_processor_cache",
+    "vllm.v1.engine.async_llm:AsyncLLM.{__init__, renderer, engine_core}",
+    "vllm.v1.engine.core_client:AsyncMPClient._send_input(request_type, request, engine)",
+    "vllm.v1.engine.core_client:InprocClient.add_request(request)",
+    "vllm.v1.engine.core_client:MPClient.encoder",
+    "vllm.v1.engine.core_client:SyncMPClient._send_input(request_type, request)",
+    "vllm.v1.engine.llm_engine:LLMEngine.{__init__, renderer, engine_core, vllm_config}",
 )
 
 
@@ -78,6 +93,13 @@ def install() -> None:
     """Wrap what vLLM asks about a checkpoint before it builds a model. Imports nothing of vLLM."""
     patching.when_imported("vllm.model_executor.models.registry", _wrap_registry)
     patching.when_imported("vllm.config.model", _wrap_model_config)
+    patching.when_imported("vllm.multimodal.registry", _wrap_caches)
+    patching.when_imported("vllm.v1.engine.core_client", _wrap_core_clients)
+    patching.when_imported("vllm.v1.engine.llm_engine", _wrap_offline_client)
+    patching.when_imported("vllm.v1.engine.async_llm", _wrap_server_client)
+    patching.when_imported("vllm.entrypoints.offline_utils", _wrap_offline)
+    patching.when_imported("vllm.entrypoints.openai.responses.serving", _wrap_responses)
+    patching.when_imported("vllm.entrypoints.anthropic.serving", _wrap_anthropic)
 
 
 def install_model(namespace: dict[str, Any]) -> None:
@@ -118,6 +140,110 @@ def _resolve_model_cls(original: Any, self: Any, architectures: Any, model_confi
     if registry.is_ours(architecture, model_config):
         model_class = vision_class(model_class)
     return model_class, architecture
+
+
+# --- images between the front end and the engine --------------------------------------------------
+
+
+def _wrap_caches(module: ModuleType) -> None:
+    registry = module.MultiModalRegistry
+    patching.wrap(registry, "processor_only_cache_from_config", _prepared_images)
+    patching.wrap(registry, "processor_cache_from_config", _images)
+
+
+def _prepared_images(original: Callable[..., Any], registry: Any, vllm_config: Any) -> Any:
+    cache = original(registry, vllm_config)
+    if cache is None or not is_vision_exp(vllm_config.model_config.hf_config):
+        return cache
+    return intake.ImageCache(cache)
+
+
+def _images(original: Callable[..., Any], registry: Any, vllm_config: Any) -> Any:
+    cache = original(registry, vllm_config)
+    if cache is None or not is_vision_exp(vllm_config.model_config.hf_config):
+        return cache
+    images = registry.processor_only_cache_from_config(vllm_config)
+    if type(cache) is not type(images.prepared):
+        images.sender = cache
+    return images
+
+
+def _wrap_core_clients(module: ModuleType) -> None:
+    patching.wrap(module.InprocClient, "add_request", _add_request)
+    patching.wrap(module.SyncMPClient, "_send_input", _send_input)
+    patching.wrap(module.AsyncMPClient, "_send_input", _send_input)
+
+
+def _add_request(original: Callable[..., Any], core: Any, request: Any) -> Any:
+    return original(core, intake.for_engine(core, request))
+
+
+def _send_input(
+    original: Callable[..., Any], core: Any, kind: Any, request: Any, *args: Any, **kwargs: Any
+) -> Any:
+    return original(core, kind, intake.for_engine(core, request), *args, **kwargs)
+
+
+def _wrap_offline_client(module: ModuleType) -> None:
+    patching.wrap(module.LLMEngine, "__init__", _client_init)
+
+
+def _wrap_server_client(module: ModuleType) -> None:
+    patching.wrap(module.AsyncLLM, "__init__", _client_init)
+
+
+def _client_init(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> None:
+    original(engine, *args, **kwargs)
+    intake.connect(engine.engine_core, engine.renderer.mm_processor_cache)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def _wrap_offline(module: ModuleType) -> None:
+    patching.wrap(module.OfflineInferenceMixin, "_run_engine", _run_engine)
+
+
+def _run_engine(original: Callable[..., Any], llm: Any, *args: Any, **kwargs: Any) -> Any:
+    outputs = original(llm, *args, **kwargs)
+    if is_vision_exp(llm.llm_engine.vllm_config.model_config.hf_config):
+        client.check_batch(outputs)
+    return outputs
+
+
+def _wrap_responses(module: ModuleType) -> None:
+    responses = module.OpenAIServingResponses
+    patching.wrap(responses, "responses_stream_generator", _responses_stream)
+    patching.add_method(responses, _CONVERT, _raise_again)
+
+
+def _wrap_anthropic(module: ModuleType) -> None:
+    anthropic = module.AnthropicServingMessages
+    patching.add_method(anthropic, _CONVERT, _raise_again)
+
+
+def _responses_stream(
+    original: Callable[..., Any], serving: Any, *args: Any, **kwargs: Any
+) -> AsyncGenerator[Any, None]:
+    events = original(serving, *args, **kwargs)
+    return (
+        client.end_with_error(events) if is_vision_exp(serving.model_config.hf_config) else events
+    )
+
+
+#: Of vLLM's base class: what a stream makes of an error, where that is none of its API's events.
+_CONVERT = "_convert_generation_error_to_streaming_response"
+
+
+def _raise_again(serving: Any, error: Exception) -> Any:
+    if is_vision_exp(serving.model_config.hf_config):
+        raise error
+    inherited = (vars(base).get(_CONVERT) for base in type(serving).__mro__)
+    original: Any = next(one for one in inherited if one not in (None, _raise_again))
+    return original(serving, error)
+
+
+# --- model ----------------------------------------------------------------------------------------
 
 
 def _draft_embed_input_ids(

@@ -61,7 +61,7 @@ def vision_class(text_class: type) -> type:
     from vllm.model_executor.models.interfaces import SupportsMultiModal
     from vllm.multimodal import MULTIMODAL_REGISTRY
 
-    from vision_exp.model import processor
+    from vision_exp.model import dummy, processor
 
     names = {
         "__module__": text_class.__module__,
@@ -74,7 +74,7 @@ def vision_class(text_class: type) -> type:
     return MULTIMODAL_REGISTRY.register_processor(
         processor.VisionExpProcessor,
         info=processor.VisionExpInfo,
-        dummy_inputs=processor.VisionExpDummyInputs,
+        dummy_inputs=dummy.VisionExpDummyInputs,
     )(made)
 
 

@@ -11,9 +11,10 @@ without pads, tower rows) is the same at every position. Only IMAGE tokens are e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +25,6 @@ from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing import (
-    BaseDummyInputsBuilder,
     BaseMultiModalProcessor,
     BaseProcessingInfo,
     ProcessorInputs,
@@ -34,24 +34,23 @@ from vllm.multimodal.processing import (
 from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 
 from vision_exp import evidence
-from vision_exp.config import VisionConfig, read_config
+from vision_exp.chat.placement import place
+from vision_exp.config import VisionConfig, VisionConfigError, read_config
 from vision_exp.image.backend import warm_up
-from vision_exp.image.transform import images_to_patches, vit_grid_for
+from vision_exp.image.transform import images_to_patches
 from vision_exp.layout import (
     GROUP,
     IMAGE_ID,
-    PAD_ID,
-    PLACEHOLDER,
     PLACEHOLDER_ID,
     SENTINEL_FIRST,
-    SENTINEL_LAST,
-    SENTINELS,
     Block,
     build_block,
     check_tokenizer,
-    leading_pads,
 )
-from vision_exp.model.items import ImageParser, normalize_images
+from vision_exp.model.items import ImageParser, NormalizedImages, normalize_images
+from vision_exp.model.options import lowered
+
+_BUDGET = "max_n_token"
 
 
 class VisionExpInfo(BaseProcessingInfo):
@@ -61,6 +60,17 @@ class VisionExpInfo(BaseProcessingInfo):
         super().__init__(ctx)
         self.vision = read_config(ctx.model_config.hf_config)
         check_tokenizer(ctx.tokenizer)
+        try:
+            self.budgeted({})
+        except ValueError as error:
+            raise VisionConfigError(f"--mm-processor-kwargs: {error}") from error
+
+    def budgeted(self, kwargs: Mapping[str, Any]) -> VisionConfig:
+        """The config that a request with these `mm_processor_kwargs` is processed by.
+
+        The server's own count where the request does not say otherwise. ValueError as `lowered`.
+        """
+        return lowered(self.vision, self.ctx.get_merged_mm_kwargs(kwargs))
 
     @property
     def model_id(self) -> str:
@@ -96,57 +106,6 @@ class VisionExpInfo(BaseProcessingInfo):
         return {"image": self.vision.max_n_token}
 
 
-class VisionExpDummyInputs(BaseDummyInputsBuilder[VisionExpInfo]):
-    """The most expensive legal image, for memory profiling."""
-
-    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        return PLACEHOLDER * mm_counts.get("image", 0)
-
-    def get_dummy_mm_data(
-        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        width, height = most_patches_size(self.info.vision)
-        images = self._get_dummy_images(
-            width=width,
-            height=height,
-            num_images=mm_counts.get("image", 0),
-            overrides=mm_options.get("image"),
-        )
-        return {"image": images}
-
-    def get_dummy_processor_inputs(
-        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
-    ) -> ProcessorInputs:
-        # As token ids: the text form needs a tokenizer, which skip_tokenizer_init leaves out.
-        images = self.get_dummy_mm_data(seq_len, mm_counts, mm_options)
-        return ProcessorInputs(
-            prompt=[PLACEHOLDER_ID] * mm_counts.get("image", 0),
-            mm_data_items=self.info.parse_mm_data(images, validate=False),
-        )
-
-
-@lru_cache(maxsize=4)
-def most_patches_size(config: VisionConfig) -> tuple[int, int]:
-    """(width, height) in pixels of an image with the most ViT patches: the slowest to encode.
-
-    Not a square: every LLM row costs a NEWLINE token, so wide and low wins, up to the ratio limit.
-    Whole cells are enough to search: any other image has no more patches than the cells it touches.
-    """
-    cell = config.patch_size * config.downsample_ratio
-    budget = config.max_n_token
-    sizes = (
-        (columns * cell, rows * cell)
-        for rows in range(1, budget)
-        for columns in range(1, budget // rows + 1)
-    )
-
-    def patches(size: tuple[int, int]) -> int:
-        height, width = vit_grid_for(*size, config)
-        return height * width
-
-    return max(sizes, key=patches)
-
-
 class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
     """Turns images into patches and placeholders into blocks."""
 
@@ -161,17 +120,34 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
         images = items.get("image")
         if images is not None:
             uuids = inputs.mm_uuid_items or {}
-            images = normalize_images(images, uuids.get("image"), self.info.vision)
+            with _bad_requests("mm_processor_kwargs"):
+                config = self.info.budgeted(inputs.hf_processor_mm_kwargs)
+            images = normalize_images(images, uuids.get("image"), config)
+            if self.cache is None:
+                _check_known(images, [False] * len(images))
+            lower = config.max_n_token < self.info.vision.max_n_token
             inputs = dataclasses.replace(
                 inputs,
                 mm_data_items=MultiModalDataItems({**items, "image": images}),
                 # Without, vLLM up to 0.26 does not ask `get_item_for_hash`.
                 mm_uuid_items={**uuids, "image": images.uuids},
+                # Part of every hash, an uuid's too; so only what changes the patches.
+                hf_processor_mm_kwargs={_BUDGET: config.max_n_token} if lower else {},
             )
         return super().apply(inputs, *args, **kwargs)
 
+    def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
+        if (
+            isinstance(images := mm_data_items.get("image"), NormalizedImages)
+            and None in images.get_all()
+        ):
+            _check_known(images, cache.is_cached(mm_hashes["image"]))
+        return super()._get_cache_missing_items(
+            cache=cache, mm_data_items=mm_data_items, mm_hashes=mm_hashes
+        )
+
     def _apply_hf_processor_main(self, **kwargs: Any) -> Any:  # type: ignore[override]
-        features = self._features(kwargs["mm_items"])
+        features = self._features(kwargs["mm_items"], kwargs["hf_processor_mm_kwargs"])
         if "prompt" not in kwargs:
             return features  # 0.29 on: images only
         prompt = kwargs["prompt"]
@@ -181,14 +157,17 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
         # (ids, features, whether placeholders were already replaced)
         return prompt, features, False
 
-    def _features(self, mm_items: MultiModalDataItems) -> BatchFeature:
+    def _features(
+        self, mm_items: MultiModalDataItems, kwargs: Mapping[str, object]
+    ) -> BatchFeature:
         images = mm_items.get("image")
         if images is None or not len(images):
             return BatchFeature({})
-        try:
-            done = images_to_patches(images.get_all(), self.info.vision)
-        except ValueError as error:
-            raise VLLMValidationError(str(error), parameter="image") from error
+        config = self.info.vision
+        if _BUDGET in kwargs:
+            config = dataclasses.replace(config, max_n_token=kwargs[_BUDGET])
+        with _bad_requests("image"):
+            done = images_to_patches(images.get_all(), config)
         return BatchFeature(
             {
                 "patches": _concatenate([one.patches for one in done]),
@@ -231,45 +210,48 @@ class VisionExpProcessor(BaseMultiModalProcessor[VisionExpInfo]):
     def _apply_prompt_updates(
         self, token_ids: list[int], mm_prompt_updates: Mapping[str, Sequence[Sequence[Any]]]
     ) -> tuple[list[int], Mapping[str, list[PlaceholderFeaturesInfo]]]:
-        """Replace the k-th placeholder by the k-th image's block.
+        """Replace the k-th placeholder by the k-th image's block (see chat/placement.py).
 
         Not vLLM's own version: each block's length depends on where it starts, hence on the pads
         of the blocks before it.
         """
         updates = mm_prompt_updates.get("image", [])
-        found = token_ids.count(PLACEHOLDER_ID)
-        if found != len(updates):
+        blocks = [list(update.content.full) for (update,) in updates]
+        with _bad_requests("prompt"):
+            out, placed = place(token_ids, blocks)
+        features = [
+            PlaceholderFeaturesInfo(
+                modality="image",
+                item_idx=index,
+                start_idx=block.start,
+                tokens=block.tokens,
+                is_embed=torch.from_numpy(np.array(block.tokens) == IMAGE_ID),
+            )
+            for index, block in enumerate(placed)
+        ]
+        return out, {"image": features} if features else {}
+
+
+@contextlib.contextmanager
+def _bad_requests(parameter: str) -> Iterator[None]:
+    """Turn a ValueError into what the server answers with HTTP 400 on every release."""
+    try:
+        yield
+    except ValueError as error:
+        raise VLLMValidationError(str(error), parameter=parameter) from error
+
+
+def _check_known(images: NormalizedImages, cached: Sequence[bool]) -> None:
+    """Refuse an image that is an uuid alone and not in the cache."""
+    for index, (image, uuid, known) in enumerate(
+        zip(images.get_all(), images.uuids, cached, strict=True)
+    ):
+        if image is None and not known:
             raise VLLMValidationError(
-                f"the prompt has {found} image placeholders ({PLACEHOLDER}) for {len(updates)} "
-                "images",
+                f"image {index} is only its uuid {uuid!r:.80}, under which this server has no "
+                "image, or has none any more: send the image together with its uuid",
                 parameter="image",
             )
-        if not SENTINELS.isdisjoint(token_ids):
-            raise VLLMValidationError(
-                f"token ids {SENTINEL_FIRST} to {SENTINEL_LAST} are reserved for images and may "
-                "not be in a prompt",
-                parameter="prompt",
-            )
-        out: list[int] = []
-        blocks: list[PlaceholderFeaturesInfo] = []
-        copied = 0
-        for index, (update,) in enumerate(updates):
-            here = token_ids.index(PLACEHOLDER_ID, copied)
-            out += token_ids[copied:here]
-            copied = here + 1
-            block = [PAD_ID] * leading_pads(len(out)) + list(update.content.full)
-            blocks.append(
-                PlaceholderFeaturesInfo(
-                    modality="image",
-                    item_idx=index,
-                    start_idx=len(out),
-                    tokens=block,
-                    is_embed=torch.from_numpy(np.array(block) == IMAGE_ID),
-                )
-            )
-            out += block
-        out += token_ids[copied:]
-        return out, {"image": blocks} if blocks else {}
 
 
 def _concatenate(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from vision_exp.config import is_vision_exp, read_config
-
-ARCHITECTURE = "DeepseekV4ForCausalLM"
+from vision_exp.config import (
+    ARCHITECTURE,
+    NATIVE_ARCHITECTURE,
+    VisionConfigError,
+    is_vision_exp,
+    read_config,
+)
 
 _ANSWERS = {
     "supports_multimodal": True,
@@ -18,8 +22,18 @@ _ANSWERS = {
 
 
 def is_ours(architecture: str, model_config: Any) -> bool:
-    """Whether the registry's answer for this architecture and config is to be another."""
-    return architecture == ARCHITECTURE and is_vision_exp(model_config.hf_config)
+    """Whether the registry's answer for this architecture and config is to be another.
+
+    Raises VisionConfigError for native vLLM's name of the architecture, which can only be there by
+    `--hf-overrides` (a config has lost it, see install.py): vLLM would go on text-only.
+    """
+    vision = is_vision_exp(model_config.hf_config)
+    if vision and architecture == NATIVE_ARCHITECTURE:
+        raise VisionConfigError(
+            f"--hf-overrides names the architecture {architecture}, which this vLLM takes for "
+            f"text-only: leave it out, or write {ARCHITECTURE}"
+        )
+    return vision and architecture == ARCHITECTURE
 
 
 def multimodal_info(info: Any, model_config: Any) -> Any:

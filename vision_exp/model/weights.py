@@ -31,8 +31,8 @@ _TOWER = re.compile(r"(vision|aligner)\.|image_(start|end|newline|pad)$")
 _BIAS_VL = re.compile(r"layers\.(\d+)\.ffn\.gate\.bias_vl$")
 _BIAS = re.compile(r"layers\.(\d+)\.ffn\.gate\.bias$")
 _VISION_SIDE = re.compile(r"vision|aligner|image_|layers\..*_vl$")
-# Written in bfloat16 (tower) and float32 (biases); either converts to the other's parameter.
-_DTYPES = (torch.bfloat16, torch.float32)
+# Published in bfloat16 (tower) and float32 (biases); each converts to the parameter's own.
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class WeightsError(RuntimeError):

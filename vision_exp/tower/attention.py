@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
-    "vllm.config.attention:AttentionConfig.flash_attn_version",
+    "vllm.config.attention:AttentionConfig.flash_attn_version optional",
     "vllm.config:get_current_vllm_config_or_none",
     "vllm.v1.attention.backends.fa_utils:{flash_attn_varlen_func, get_flash_attn_version, "
-    "is_fa_version_supported(fa_version)}",
+    "is_fa_version_supported(fa_version)} optional",
 )
 
 #: qkv (n, 3, heads, d) of packed images and the rows of each, to (n, heads * d).

@@ -1,7 +1,5 @@
 """Runs every check against a server, prints what each found, and ends with an exit code."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -21,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         options = command.parse(argv)
         again = options.again()
-        command.prepare(options)
+        command.write(options)
         from vision_exp.validate import run
 
         return run.everything(options)
@@ -36,16 +34,14 @@ def main(argv: list[str] | None = None) -> int:
         end = Stop(command.ENVIRONMENT, words, hint)
     except Exception as error:
         traceback.print_exc()
-        words = f"an error inside this tool: {type(error).__name__}: {error}."
-        words += " No result was written."
-        Stop(command.UNEXPECTED, words, "tell us the lines above").show(again)
-        raise SystemExit(command.UNEXPECTED) from error
+        words = f"an error inside this tool: {error!r}. No result was written."
+        end = Stop(command.UNEXPECTED, words, "tell us the lines above")
+        raise SystemExit(end.show(again)) from error
     return end.show(again)
 
 
 def _interrupt(number: int, frame: object) -> None:
-    # One is enough; another must not cut short what is said at the end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # another must not cut short what is said at last
     raise KeyboardInterrupt
 
 

@@ -3,32 +3,33 @@
 Replies are read without trust: what is malformed is named, with the URL that sent it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
 import socket
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-import anyio
 import anyio.to_thread
 import httpx
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from typing_extensions import Self
 
 Json = dict[str, Any]
 Bytes = AsyncIterator[bytes]
-#: What a user message is made of: texts, and content parts with images.
-Content = Sequence["str | Json"]
-MODELS, CHAT = "/models", "/chat/completions"
+#: What a user message is made of: texts, and content parts (Json) with images.
+Content = Sequence[Any]
+MODELS, CHAT, COUNT = "/models", "/chat/completions", "/messages/count_tokens"
 #: Bytes of a reply: a hundred times what the longest answer asked for here takes.
 LARGEST_REPLY = 16 << 20
 LOGPROBS: Json = {"logprobs": True, "top_logprobs": 20}
 #: HTTP status: the server takes no more requests now, whatever they ask.
 BUSY = 429
+#: Seconds for which a stream is read after its first piece, so that one that was complete shows;
+#: and after which a request is dropped that shall not have answered yet.
+LISTEN, EARLY = 0.05, 0.02
 
 _certificates = functools.cache(ssl.create_default_context)
 
@@ -73,35 +74,42 @@ class Answer:
         return self.reasoning, self.text
 
 
-class _Strict(BaseModel):
+class _Reply(BaseModel):
     model_config = ConfigDict(strict=True)  # a bool is an int to Python, and no count of tokens
 
+    @classmethod
+    def read(cls, data: bytes, url: str) -> Self:
+        """What ``url`` sent. Raises BadReply."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            fault = f"{place}: {first['msg']}, got {first['input']!r:.80}".removeprefix(": ")
+            raise BadReply(f"{url} sent a malformed reply: {fault}") from error
 
-class _Token(_Strict):
+
+class _Token(_Reply):
     token: str
     logprob: FiniteFloat
-    top_logprobs: list[_Token] | None = None
+    top_logprobs: "list[_Token] | None" = None
 
 
-class _Logprobs(_Strict):
+class _Logprobs(_Reply):
     content: list[_Token] | None = None
 
 
-class _Message(_Strict):
+class _Message(_Reply):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None  # what vLLM called it before
 
 
-class Models(_Strict):
-    """The reply to ``/models``, as far as it is of use here."""
-
+class _Models(_Reply):
     first: str = Field(validation_alias=AliasPath("data", 0, "id"))
 
 
-class Chat(_Strict):
-    """The reply to ``/chat/completions``."""
-
+class Chat(_Reply):
     message: _Message = Field(validation_alias=AliasPath("choices", 0, "message"))
     logprobs: _Logprobs | None = Field(None, validation_alias=AliasPath("choices", 0, "logprobs"))
     prompt_tokens: int = Field(validation_alias=AliasPath("usage", "prompt_tokens"))
@@ -110,26 +118,41 @@ class Chat(_Strict):
         """Several tokens can have one spelling (halves of a character): the likeliest counts."""
         tokens = []
         for chosen in (self.logprobs and self.logprobs.content) or []:
-            found: dict[str, float] = {}
-            for each in (chosen, *(chosen.top_logprobs or ())):
-                found[each.token] = max(each.logprob, found.get(each.token, each.logprob))
-            tokens.append(found)
+            listed = sorted([chosen, *(chosen.top_logprobs or ())], key=lambda each: each.logprob)
+            tokens.append({chosen.token: 0.0} | {each.token: each.logprob for each in listed})
         reasoning = self.message.reasoning or self.message.reasoning_content or ""
         return Answer(self.message.content or "", self.prompt_tokens, tokens, reasoning)
 
 
-Kind = TypeVar("Kind", bound=_Strict)
+class _Event(_Reply):
+    error: Any = None
+    delta: _Message | None = Field(None, validation_alias=AliasPath("choices", 0, "delta"))
+    logprobs: Any = Field(None, validation_alias=AliasPath("choices", 0, "logprobs"))
+    finish_reason: Any = Field(None, validation_alias=AliasPath("choices", 0, "finish_reason"))
 
 
-def parse(kind: type[Kind], data: bytes, url: str) -> Kind:
-    """A reply that ``url`` sent. Raises BadReply."""
-    try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        fault = f"{place}: {first['msg']}, got {first['input']!r:.80}".removeprefix(": ")
-        raise BadReply(f"{url} sent a malformed reply: {fault}") from error
+@dataclass
+class Cut:
+    """A stream when it was hung up on: pieces of text so far, why it had ended, what was wrong."""
+
+    pieces: int = 0
+    ended: str = ""
+    error: str = ""
+
+    def read(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self.ended = "the stream was complete"
+            return
+        try:
+            event = _Event.model_validate_json(data)
+        except ValidationError:  # also where it is nested too deeply
+            self.error = f"an event was no JSON that can be read: {data[:60]!r}"
+            return
+        self.error = f"{event.error!r:.200}" if event.error else ""
+        # The first has the role alone. A token may have no text, but it has its log-probability.
+        self.pieces += any((event.logprobs, *vars(event.delta or _Message()).values()))
+        if event.finish_reason:
+            self.ended = f"the answer had ended ({event.finish_reason!r:.80})"
 
 
 @dataclass(frozen=True)
@@ -147,11 +170,11 @@ class Client:
 
     async def first_model(self) -> str:
         """The name of the first model that the server lists."""
-        return (await self._read(Models, MODELS)).first
+        return _Models.read(*await self.fetch(MODELS)).first
 
     async def ask(self, content: Content, **options: Any) -> Answer:
         """One greedy answer; ``options`` are those of `body`."""
-        return (await self._read(Chat, CHAT, self.body(content, **options))).answer()
+        return Chat.read(*await self.fetch(CHAT, self.body(content, **options))).answer()
 
     def body(self, content: Content, max_tokens: int = 16, **fields: Any) -> Json:
         """A request of one user message; ``fields`` go beside it, or in its place."""
@@ -160,21 +183,55 @@ class Client:
         body = {"model": self.model, "messages": messages, "max_tokens": max_tokens}
         return self.fields | body | {"temperature": 0} | fields
 
-    @contextlib.asynccontextmanager
-    async def reply(self, path: str, body: Json | None, **extensions: Any) -> AsyncIterator[Bytes]:
-        """The bytes of a reply as they come, to hang up on; ``extensions`` are httpx's.
+    async def cancel(self, content: Content, read: float | None = None, **fields: Any) -> Cut:
+        """Hangs up on a long answer after its first piece, or ``read`` seconds without a byte."""
+        body = self.body(content, max_tokens=400, stream=True, **fields)
+        cut, events = Cut(), 0
+        with anyio.move_on_after(self.timeout) as scope, contextlib.suppress(httpx.ReadTimeout):
+            async with self._reply(CHAT, body, read) as pieces:
+                async for line in _lines(pieces):
+                    if line.startswith(b"data:"):
+                        events += 1
+                        cut.read(line[5:].strip())
+                    if cut.ended or cut.error:
+                        return cut
+                    if cut.pieces:
+                        scope.deadline = min(scope.deadline, anyio.current_time() + LISTEN)
+            cut.ended = "" if events else f"the reply was no stream of events but {line[:60]!r}"
+            cut.error = f"cut off after {cut.pieces} pieces, without an end" if events else ""
+        if scope.cancelled_caught and not cut.pieces:
+            late = f"no piece of a streamed answer within {self.timeout:g} s (--timeout)"
+            raise TooLate(f"{self.url}{CHAT}: {late}")
+        return cut
 
-        The time is for the caller to bound.
-        """
+    async def cancel_early(self, content: Content) -> Cut:
+        """Hangs up before the first piece, if none comes soon; a refusal is the stream's error."""
+        try:
+            return await self.cancel(content, EARLY)
+        except (BadReply, Refused) as error:
+            return Cut(error=str(error))
+
+    async def fetch(self, path: str, body: Json | None = None) -> tuple[bytes, str]:
+        """A whole reply, and the URL that sent it."""
+        url = self.url + path
+        with anyio.move_on_after(self.timeout):
+            async with self._reply(path, body) as pieces:
+                return b"".join([data async for data in pieces]), url
+        raise TooLate(f"{url}: no whole reply within {self.timeout:g} s (--timeout)")
+
+    @contextlib.asynccontextmanager
+    async def _reply(
+        self, path: str, body: Json | None, read: float | None = None
+    ) -> AsyncIterator[Bytes]:
+        """The bytes as they come, at least one in ``read`` seconds; the caller bounds the time."""
         asyncio.get_running_loop().getaddrinfo = _look_up  # type: ignore[method-assign]
-        url, broke = self.url + path, ""
-        sent: Json = {"json": body, "extensions": extensions}
-        sent["headers"] = {"Accept-Encoding": "identity"}  # what is counted is what comes
-        sent["headers"] |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        url, broke, limit = self.url + path, "", httpx.Timeout(None, read=read)
+        headers = {"Accept-Encoding": "identity"}  # what is counted is what comes
+        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
             async with (
-                httpx.AsyncClient(timeout=None, trust_env=False, verify=_certificates()) as http,
-                http.stream("POST" if body else "GET", url, **sent) as response,
+                httpx.AsyncClient(timeout=limit, trust_env=False, verify=_certificates()) as http,
+                http.stream("POST" if body else "GET", url, json=body, headers=headers) as response,
             ):
                 pieces = _bounded(response, url)
                 if response.status_code != 200:
@@ -184,6 +241,8 @@ class Client:
                     raise Refused(url, response.status_code, words, target)
                 broke = "the reply broke off: "
                 yield pieces
+        except httpx.ReadTimeout:
+            raise
         # A host's impossible labels show when its name is looked up.
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             root: BaseException = error
@@ -191,12 +250,13 @@ class Client:
                 root = inner
             raise ServerError(f"{url}: {broke}{str(root) or type(root).__name__}") from error
 
-    async def _read(self, kind: type[Kind], path: str, body: Any = None) -> Kind:
-        url = self.url + path
-        with anyio.move_on_after(self.timeout):
-            async with self.reply(path, body) as pieces:
-                return parse(kind, b"".join([data async for data in pieces]), url)
-        raise TooLate(f"{url}: no whole reply within {self.timeout:g} s (--timeout)")
+
+async def at_once(calls: list[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """The calls' results in their order. Raises the first's error once all have ended."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    for error in (each for each in found if isinstance(each, BaseException)):
+        raise error
+    return [each for each in found if isinstance(each, Answer)]
 
 
 async def _bounded(response: httpx.Response, url: str) -> Bytes:
@@ -204,6 +264,16 @@ async def _bounded(response: httpx.Response, url: str) -> Bytes:
         if response.num_bytes_downloaded > LARGEST_REPLY:
             raise BadReply(f"{url} sent a malformed reply: more than {LARGEST_REPLY} bytes")
         yield data
+
+
+async def _lines(pieces: Bytes) -> Bytes:
+    """Lines, however they are cut up; the last may have no end."""
+    rest = b""
+    async for data in pieces:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+    yield rest
 
 
 async def _look_up(*arguments: Any, **options: Any) -> Any:

@@ -11,8 +11,6 @@ exit codes:
   130  interrupted
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
@@ -27,8 +25,7 @@ from urllib.parse import urlsplit
 
 FINE, A_CHECK_FAILED, USAGE, NO_SERVER, NOT_WRITTEN, UNEXPECTED, ENVIRONMENT = range(7)
 INTERRUPTED = 130
-COMMAND = "python3 hotfix.py validate"
-EXAMPLE = "--url http://HOST:PORT/v1"
+COMMAND, EXAMPLE = "python3 hotfix.py validate", "--url http://HOST:PORT/v1"
 #: Seconds that a request has; a day is more than any takes.
 TIMEOUT, LONGEST_TIMEOUT = 120, 86400
 
@@ -110,59 +107,52 @@ def parse(argv: list[str] | None) -> Options:
     except ValueError as error:
         parser.error(f"--url {url} is no URL: {error}")
     clean = f"{EXAMPLE} --api-key \"$(tr -d '\\r\\n' <FILE)\""
+    slow = f"--timeout {timeout} is no number of seconds above 0 and up to {LONGEST_TIMEOUT}"
     # A key or password is not shown: what is printed here ends up in logs.
-    for holds, fault, hint in (
-        (re.fullmatch("[!-~]*", url), f"--url {url!r} has characters that no URL has", EXAMPLE),
+    for holds, fault, *hint in (
+        (re.fullmatch("[!-~]*", url), f"--url {url!r} has characters that no URL has"),
         (not url or "://" in url, f"--url {url} has no scheme: add http://", f"--url http://{url}"),
-        (host, f"--url {url!r} names no host", EXAMPLE),
-        (scheme in ("http", "https"), f"--url has the scheme {scheme}, not http or https", EXAMPLE),
+        (host, f"--url {url!r} names no host"),
+        (scheme in ("http", "https"), f"--url has the scheme {scheme}, not http or https"),
         (parts.username is None, "--url has a user name in it", f"{EXAMPLE} --api-key KEY"),
-        (not {*"?#"} & {*url}, f"--url {url} goes on after the path: it is no base URL", EXAMPLE),
+        (not {*"?#"} & {*url}, f"--url {url} goes on after the path: it is no base URL"),
         (re.fullmatch("[ -~]*", key), "--api-key has a line break, or is no ASCII", clean),
-        (
-            0 < seconds <= LONGEST_TIMEOUT,
-            f"--timeout {timeout} is no number of seconds above 0 and up to {LONGEST_TIMEOUT}",
-            f"{EXAMPLE} --timeout {TIMEOUT}",
-        ),
+        (0 < seconds <= LONGEST_TIMEOUT, slow, f"{EXAMPLE} --timeout {TIMEOUT}"),
     ):
         if not holds:
-            parser.error(fault, hint)
+            parser.error(fault, *hint)
     return Options(url.rstrip("/"), given.model, key, seconds, given.json)
 
 
-def prepare(options: Options) -> None:
-    """Removes an earlier result, and tries if one can be written. Devices stay. Raises Stop."""
-    path, fault, hint = options.json, "", f"{options.again(json=None)} --json FILE"
-    try:
-        if path and path.is_dir():
-            fault, hint = "it is a folder", options.again(json=path / "validate.json")
-        elif path and not path.parent.is_dir():
-            fault, hint = f"there is no folder {path.parent}", f"mkdir -p {path.parent}"
-        elif path and (path.is_file() or not path.exists()):
-            path.unlink(missing_ok=True)
-            path.touch()
-            path.unlink()
-    except (OSError, ValueError) as error:
-        fault = f"it cannot be written: {error}"
-    if fault:
-        raise Stop(USAGE, f"--json {path}: {fault}. Nothing was checked.", hint)
+def write(options: Options, result: dict[str, Any] | None = None) -> None:
+    """The result, whole or not at all, where a file was named; a device or pipe stays one.
+
+    Without a result it removes an earlier one, and tries if another can be written. Raises Stop.
+    """
     if sys.stdout is None:
         raise Stop(NOT_WRITTEN, "standard output is closed, for any result. Nothing was checked.")
-
-
-def write(options: Options, result: dict[str, Any]) -> None:
-    """The result, whole or not at all, where a file was named. Raises Stop."""
     if not (path := options.json):
         return
-    beside = path.with_name(f".validate-{os.getpid()}.tmp")
+    beside = path.parent / f".validate-{os.getpid()}.tmp"
     try:
-        # A device or pipe is written to; what was a file is removed.
-        target = path if path.exists() else beside
-        target.write_text(json.dumps(result, indent=1) + "\n")
-        if target is beside:
+        if path.is_dir():
+            raise IsADirectoryError
+        special = path.exists() and not path.is_file()
+        if result or not special:
+            (path if special else beside).write_text(json.dumps(result, indent=1) + "\n")
+        if not special:
             beside.replace(path)
+        if not (result or special):
+            path.unlink()
     except OSError as error:
-        words = f"--json {path} cannot be written: {error.strerror}. The result is above."
-        raise Stop(NOT_WRITTEN, words, f"{options.again(json=None)} --json FILE") from error
+        hints = {
+            IsADirectoryError: ("it is a folder", options.again(json=path / "validate.json")),
+            FileNotFoundError: (f"there is no folder {path.parent}", f"mkdir -p {path.parent}"),
+        }
+        other = error.strerror, f"{options.again(json=None)} --json FILE"
+        fault, hint = hints.get(type(error), other)
+        end = (NOT_WRITTEN, "The result is above.") if result else (USAGE, "Nothing was checked.")
+        raise Stop(end[0], f"--json {path} cannot be written: {fault}. {end[1]}", hint) from error
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()

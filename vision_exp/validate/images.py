@@ -1,7 +1,5 @@
 """Images for the validator: made here, so that what they show is known."""
 
-from __future__ import annotations
-
 import base64
 import io
 import random
@@ -12,15 +10,16 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 Part = dict[str, Any]
-#: A name, (width, height), and the image as a content part.
-Sample = tuple[str, tuple[int, int], Part]
+#: A name, an image, and the format to send it in.
+Sample = tuple[str, Image.Image, str]
 COLOURS = ("red", "green", "blue", "yellow", "black", "white")
+NAME_COLOUR = "What colour is the disc? Answer with one word."
 #: (width, height) that a server must take: tiny, huge, far from square, no multiple of anything.
 SHAPES = [(1, 1), (14, 14), (640, 480), (333, 777), (1920, 1080), (4000, 3000)]
 SHAPES += [(2000, 200), (200, 2000), (3000, 20), (20, 3000), (512, 4096), (1023, 127)]
-#: (mode, format) that clients send.
-FORMATS = [("RGB", form) for form in ("JPEG", "WEBP", "GIF", "BMP")]
-FORMATS += [("L", "PNG"), ("I;16", "PNG"), ("P", "PNG"), ("RGBA", "PNG"), ("CMYK", "JPEG")]
+#: Modes and formats that clients send.
+FORMATS = ["RGB JPEG", "RGB WEBP", "RGB GIF", "RGB BMP", "CMYK JPEG"]
+FORMATS += ["L PNG", "I;16 PNG", "P PNG", "RGBA PNG"]
 
 
 def noise(width: int, height: int, seed: int) -> Image.Image:
@@ -35,23 +34,22 @@ def disc(
 ) -> Image.Image:
     """A disc of one colour on noise; its centre and radius in parts of the side."""
     image = noise(size, size, seed)
-    box = [size * each for each in (x - radius, y - radius, x + radius, y + radius)]
-    ImageDraw.Draw(image).ellipse(box, fill=colour)
+    ImageDraw.Draw(image).circle((size * x, size * y), size * radius, fill=colour)
     return image
 
 
 def shapes() -> Iterator[Sample]:
-    for width, height in SHAPES:
-        yield f"{width}x{height}", (width, height), part(noise(width, height, seed=width))
+    return ((f"{width}x{height}", noise(width, height, width), "PNG") for width, height in SHAPES)
 
 
 def formats() -> Iterator[Sample]:
-    for mode, form in FORMATS:
+    for name in FORMATS:
+        mode, form = name.split()
         image = disc("blue", 5, 300)
         image = (image.convert("L") if mode == "I;16" else image).convert(mode)
         if mode == "RGBA":
             image.putalpha(128)
-        yield f"{mode} {form}", image.size, part(image, form)
+        yield name, image, form
 
 
 def part(image: Image.Image | bytes, form: str = "PNG") -> Part:
@@ -59,6 +57,11 @@ def part(image: Image.Image | bytes, form: str = "PNG") -> Part:
     data = image if isinstance(image, bytes) else encode(image, form)
     url = f"data:image/{form.lower()};base64,{base64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def shows(colour: str, seed: int, question: str = NAME_COLOUR) -> list[Any]:
+    """An image of one colour's disc, and a question: what a user message is made of."""
+    return [part(disc(colour, seed)), question]
 
 
 def encode(image: Image.Image, form: str = "PNG") -> bytes:

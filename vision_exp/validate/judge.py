@@ -1,14 +1,10 @@
 """When two answers count as the same, and what is concluded from that.
 
-An answer is held against several answers to the same request, asked alone and cold. It is
-
-- wrong (False) if the lower bound of its distance to all of them is beyond `Noise.limit`;
-- right (True) if it is not, and the answers to another image are;
-- not judged (None) if those are as near, so that a wrong answer would not be distinguishable, or
-  if there is too little to compare.
+An answer is held against several to the same request, asked alone and cold. It is wrong (False) if
+the lower bound of its distance to all of them is beyond `Noise.limit`, right (True) if it is not
+and the answers to another image are. It is not judged (None) if those are as near, so that a wrong
+answer would not be distinguishable, or if there is too little to compare.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -19,8 +15,8 @@ from vision_exp.validate.client import Answer
 #: Answers of one computation may move this far (nats) even where repeats alone do not: other
 #: requests in a batch round differently. Two tokens half a nat apart, and then the other way round.
 FLOOR = 1.0
-#: A server's noise is the largest movement of some 15 repeats: of the answers that are judged then,
-#: one in 15 moves further by chance, so only twice that is held against it.
+#: A server's noise is the largest movement of some 15 repeats, which one in 15 answers exceeds by
+#: chance: only twice that is held against one.
 MARGIN = 2.0
 #: Tokens this far (nats) below the likeliest are not looked at: their chances are rounding.
 LIKELY = 4.0
@@ -58,10 +54,7 @@ SAME, INCOMPARABLE = Distance(0.0, 0.0), Distance(math.inf, math.inf)
 
 
 def distance(left: Answer, right: Answer) -> Distance:
-    """How far a likely token's log-probability, or the difference of two, moved.
-
-    Up to and with the token at which the answers part.
-    """
+    """How far a likely token's log-probability, or the difference of two, moved until they part."""
     moved = 0.0
     for mine, other in zip(left.tokens, right.tokens, strict=False):
         first, second = next(iter(mine)), next(iter(other))
@@ -78,10 +71,9 @@ def distance(left: Answer, right: Answer) -> Distance:
 
 
 def _unlisted(listed: dict[str, float]) -> float:
-    """The highest log-probability that a token which is not listed can have.
+    """The most that another token's log-probability can be: the last one's, or what those leave.
 
-    No likelier than the last that is, nor than what those leave. Where they lie close together, as
-    with random weights, other tokens at the top may be mere noise.
+    Where they lie close together, as with random weights, others at the top may be mere noise.
     """
     left = 1 - sum(math.exp(min(chance, 0)) for chance in listed.values())
     return min(math.log(max(left, ROUNDING)), *listed.values())
@@ -108,16 +100,15 @@ class Noise:
         """Nats beyond which an answer is another one."""
         return max(FLOOR, MARGIN * self.moved)
 
-    def __add__(self, other: Noise) -> Noise:
+    def __add__(self, other: "Noise") -> "Noise":
         counts = self.incomparable + other.incomparable, self.repeats + other.repeats
         return Noise(max(self.moved, other.moved), *counts)
 
 
-def noise_of(repeats: list[Answer]) -> Noise:
-    """Of answers to one request; none is known of less than two."""
-    if len(repeats) < 2:
-        return Noise()
-    found = [nearest(a, repeats[:i] + repeats[i + 1 :]).nats for i, a in enumerate(repeats)]
+def noise_of(*groups: list[Answer]) -> Noise:
+    """Of answers to one request in each group; none is known of less than two."""
+    rest = [(a, g[:i] + g[i + 1 :]) for g in groups if len(g) > 1 for i, a in enumerate(g)]
+    found = [nearest(answer, others).nats for answer, others in rest]
     finite = [nats for nats in found if math.isfinite(nats)]
     return Noise(max(finite, default=0.0), len(found) - len(finite), len(found))
 
@@ -134,10 +125,7 @@ Pair = tuple[Answer, Reference]
 
 
 def judge(answer: Answer, reference: Reference, noise: Noise) -> tuple[Good, str]:
-    """Whether an answer is the reference's, None where that cannot be concluded; and in words.
-
-    ``noise``: of this server, from the reference's repeats and any others that are known.
-    """
+    """Whether an answer is the reference's, and why; ``noise`` is the repeats' and any known."""
     if not any(any((*each.texts, each.tokens)) for each in (answer, *reference.alone)):
         return None, "empty answers without log-probabilities prove nothing"
     moved = nearest(answer, reference.alone)
@@ -146,23 +134,20 @@ def judge(answer: Answer, reference: Reference, noise: Noise) -> tuple[Good, str
     words = f"{answer.text!r} {moved} {reference.alone[0].text!r} as asked alone"
     other, limit = f"an answer to {reference.what} {control} it", f"limit {noise.limit:.2f}"
     hidden = f"a wrong answer would not be distinguishable: {other}"
-    cases: list[tuple[bool, Good, str]] = [
-        (noise.incomparable > 0 and math.isinf(moved.nats), None, f"{words}, {own}"),
-        (moved.lower_bound > noise.limit, False, f"{words}, {limit}"),
-        (math.isinf(moved.nats), None, f"{words}, {limit}"),
-        (noise.incomparable > 0 and math.isinf(control.nats), None, f"{hidden}, {own}"),
-        (control.lower_bound <= noise.limit, None, f"{hidden}, {limit}"),
-        (True, True, f"{words}, {other}, {limit}"),
-    ]
-    return next((good, why) for holds, good, why in cases if holds)
+    if noise.incomparable and math.isinf(moved.nats):
+        return None, f"{words}, {own}"
+    if math.isinf(moved.nats) or moved.lower_bound > noise.limit:
+        return False if moved.lower_bound > noise.limit else None, f"{words}, {limit}"
+    if noise.incomparable and math.isinf(control.nats):
+        return None, f"{hidden}, {own}"
+    if control.lower_bound <= noise.limit:
+        return None, f"{hidden}, {limit}"
+    return True, f"{words}, {other}, {limit}"
 
 
 def all_same(pairs: list[Pair], known: Noise) -> tuple[Good, str]:
-    """True only if every answer was judged, and right; and in words, with the counts.
-
-    ``known``: the server's noise from other requests; the references' own comes on top.
-    """
-    known = sum((noise_of(reference.alone) for _, reference in pairs), known)
+    """True only if every answer was judged, and right; ``known``: noise of other requests."""
+    known += noise_of(*(reference.alone for _, reference in pairs))
     found = [judge(answer, reference, known) for answer, reference in pairs]
     good, judged = both(*(good for good, _ in found)), sum(each is not None for each, _ in found)
     equal = sum(any(a.texts) and a.texts in {b.texts for b in r.alone} for a, r in pairs)

@@ -34,10 +34,11 @@ REQUIRES = (
     "compute_global_topk_indices_and_lens(topk_indices, token_to_req_indices, block_table, "
     "block_size, is_valid_token)} since 0.24",
     "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferMLAAttention._forward(q, "
-    "kv_cache, swa_k_cache, swa_metadata, attn_metadata, output) since 0.24",
+    "kv_cache, swa_k_cache, swa_metadata, attn_metadata, output) since 0.24 optional",
     "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferSM120Attention.{"
     "_as_sparse_cache, _forward_prefill(q, compressed_k_cache, swa_k_cache, output, attn_metadata, "
-    "swa_metadata), _get_workspace, _prepare_query(q, output), get_padded_num_q_heads} since 0.24",
+    "swa_metadata), _get_workspace, _prepare_query(q, output), get_padded_num_q_heads} since 0.24 "
+    "optional",
     "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:{compute_global_topk_indices_and_lens, "
     "flashinfer_trtllm_batch_decode_sparse_mla_dsv4} since 0.24",
     "vllm.models.deepseek_v4.nvidia.flashmla:"

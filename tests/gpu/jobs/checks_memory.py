@@ -40,7 +40,7 @@ def footprint(engine: Engine) -> tuple[bool, str]:
     The graphs' intermediates lie in a pool of their own that start-up allocates, so a replay takes
     little; the peak is that of the same call without graphs.
     """
-    from vision_exp.model.processor import most_patches_size
+    from vision_exp.model.dummy import most_patches_size
 
     model = engine.model
     held = sum(p.nbytes for part in (model.vision, model.aligner) for p in part.parameters())

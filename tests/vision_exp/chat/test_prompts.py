@@ -11,7 +11,14 @@ import tiny_config
 import torch
 
 from vision_exp.chat import prompts
-from vision_exp.layout import PLACEHOLDER_ID, SENTINEL_FIRST, TokenType, build_block
+from vision_exp.layout import (
+    END_ID,
+    PLACEHOLDER,
+    PLACEHOLDER_ID,
+    SENTINEL_FIRST,
+    TokenType,
+    build_block,
+)
 
 VISION = SimpleNamespace(**tiny_config.vision_config())
 TEXT = SimpleNamespace(**tiny_config.text_config())
@@ -115,5 +122,19 @@ def test_placeholders_may_stand_beside_images_only():
     prompts.check_prompt({"prompt": "text alone"})
     with pytest.raises(Refused, match="token 129264"):
         prompts.check_prompt(ids)
-    with pytest.raises(Refused, match=f"token {IMAGE}"):
-        prompts.check_prompt({"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": [0]}})
+    # What stands beside images is the processor's to judge (chat/placement.py).
+    prompts.check_prompt({"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": [0]}})
+
+
+@pytest.mark.parametrize(("left", "refused"), [(0, True), (1, True), (2, False)])
+def test_truncation_that_cuts_an_image_is_named(left, refused):
+    text = {"prompt": PLACEHOLDER * 2, "multi_modal_data": {"image": [0, 1]}}
+    cut = {**text, "prompt_token_ids": [PLACEHOLDER_ID] * left}
+    if not refused:
+        prompts.check_prompt(cut)
+        prompts.check_prompt({**text, "prompt_token_ids": [END_ID, 5, END_ID]})  # a replay
+        return
+    with pytest.raises(Refused, match=f"truncate_prompt_tokens cuts {2 - left} of"):
+        prompts.check_prompt(cut)
+    # Without its text, nobody knows what was cut.
+    prompts.check_prompt({**cut, "prompt": None})

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from vision_exp import settings
+from vision_exp.chat.images import Unreadable
 from vision_exp.chat.request import ChatRequest, read_policy
-from vision_exp.chat.rules import Policy, RuleError
+from vision_exp.chat.rules import UNREADABLE_NOTE, Policy, RuleError
 from vision_exp.layout import PLACEHOLDER, PLACEHOLDER_ID
 
 IMAGE = object()
@@ -116,7 +117,23 @@ def test_the_limit_is_that_of_the_server():
         request(PART, PART, PART)
 
 
-@pytest.mark.parametrize("variable", [settings.TOOL_IMAGES.name, settings.IMAGE_OVERFLOW.name])
+def test_an_image_that_is_left_out_leaves_a_note(monkeypatch):
+    monkeypatch.setenv(settings.UNREADABLE_IMAGES.name, "note")
+    other = object()
+    chat = request("a", PART, {"type": "image_pil", "image_pil": other})
+    loaded = [Unreadable("gone"), other]
+    chat.leave_out(loaded)
+    (message,) = chat.messages
+    _, prompt = chat.finish([], {"prompt": message["content"]}, loaded)
+    assert prompt["prompt"] == f"a\n\n{UNREADABLE_NOTE}\n\n{PLACEHOLDER}"
+    assert prompt["multi_modal_data"] == {"image": [other]}
+    assert prompt["multi_modal_uuids"] == {"image": [None]}
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [settings.TOOL_IMAGES.name, settings.IMAGE_OVERFLOW.name, settings.UNREADABLE_IMAGES.name],
+)
 def test_a_wrong_setting_is_named(variable, monkeypatch):
     monkeypatch.setenv(variable, "keep")
     with pytest.raises(ValueError, match=variable):
@@ -127,4 +144,5 @@ def test_settings(monkeypatch):
     assert read_policy(3) == Policy("refuse", "refuse", 3)
     monkeypatch.setenv(settings.TOOL_IMAGES.name, "move")
     monkeypatch.setenv(settings.IMAGE_OVERFLOW.name, "keep-newest")
-    assert read_policy() == Policy("move", "keep-newest", None)
+    monkeypatch.setenv(settings.UNREADABLE_IMAGES.name, "note")
+    assert read_policy() == Policy("move", "keep-newest", None, "note")

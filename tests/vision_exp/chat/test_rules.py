@@ -91,7 +91,7 @@ def test_messages_without_parts_stay_themselves(content):
     assert read([message]).messages[0] is message
 
 
-@pytest.mark.parametrize("role", ["system", "assistant", "developer", "latest_reminder"])
+@pytest.mark.parametrize("role", ["system", "assistant", "developer"])
 def test_images_outside_user_messages_are_refused(role):
     messages = [{"role": "user", "content": "x"}, {"role": role, "content": ["a", IMAGE]}]
     with pytest.raises(RuleError) as caught:
@@ -176,7 +176,8 @@ message = st.builds(
 @given(st.lists(message, max_size=5), st.sampled_from(["move", "note"]))
 def test_marks_are_the_structured_parts_in_order(messages, mode):
     chat = read(messages, tool_images=mode)
-    text = "|".join(message["content"] for message in chat.messages)
+    # A tool's result without images stays a list.
+    text = "|".join(str(message["content"]) for message in chat.messages)
     places = [text.index(f"@{number}@") for number in range(len(chat.images))]
     assert places == sorted(places)
     expected = [
@@ -186,3 +187,51 @@ def test_marks_are_the_structured_parts_in_order(messages, mode):
         if rules.is_image(part) and (mode == "move" or message["role"] == "user")
     ]
     assert sorted(map(repr, (image.part for image in chat.images))) == sorted(map(repr, expected))
+
+
+def test_a_tool_result_of_texts_is_left_to_vllm():
+    result = tool({"type": "text", "text": "a"}, {"type": "text", "text": "b"})
+    for mode in ("refuse", "note", "move"):
+        chat = read([result, {"role": "user", "content": [IMAGE]}], tool_images=mode)
+        assert chat.messages[0] is result
+    assert (
+        read([tool("a", "b", IMAGE)], tool_images="note").messages[0]["content"].count("\n\n") == 2
+    )
+
+
+def test_a_latest_reminder_may_hold_an_image():
+    chat = read([{"role": "latest_reminder", "content": ["late", IMAGE]}])
+    assert chat.messages[0]["content"] == "late\n\n@0@"
+
+
+def turn(role):
+    return {"role": role, "content": [IMAGE] if role == "user" else "x"}
+
+
+@pytest.mark.parametrize(
+    ("roles", "earlier"),
+    [
+        ("user", [False]),
+        ("user user", [False, False]),
+        ("user assistant user", [True, False]),
+        ("user assistant tool", [True]),
+        ("user assistant tool assistant user tool user", [True, False, False]),
+        ("user system user", [False, False]),
+        ("user assistant", [False]),  # an answer that is to be continued
+        ("user assistant user assistant", [True, False]),
+    ],
+)
+def test_images_of_earlier_turns_are_those_that_were_answered(roles, earlier):
+    chat = read([turn(role) for role in roles.split()])
+    assert [image.earlier for image in chat.images] == earlier
+    assert rules.has_images([turn(role) for role in roles.split()])
+    assert not rules.has_images([turn("assistant")])
+
+
+def test_parts_that_are_checked_only_when_read_are_named():
+    def parts():
+        yield IMAGE
+        raise ValueError("1 validation error\n  Field required")
+
+    with pytest.raises(RuleError, match=r"messages\[0\].content: 1 validation error Field"):
+        read([{"role": "user", "content": parts()}])

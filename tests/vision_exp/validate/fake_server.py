@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -16,7 +17,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_model import Failure, Model
 
+from vision_exp.validate import images
+
 NAME = "stand-in"
+#: Faults of the server before its model gets a request.
+BEFORE_THE_MODEL = ("images dropped", "images unseen", "unaccepted images lost")
+
+
+def spoil(body: dict[str, Any], drop: bool) -> None:
+    """Drops every image of a request, or puts the same one in the place of each."""
+    for message in body["messages"]:
+        if isinstance(parts := message["content"], list):
+            shown = [part for part in parts if part["type"] == "image_url"]
+            message["content"] = [part for part in parts if part not in shown]
+            message["content"] += (
+                [] if drop else [images.part(images.disc("red", 0)) for _ in shown]
+            )
 
 
 @contextmanager
@@ -24,7 +40,9 @@ def serving(
     fault: str = "", *, trained: bool = True, mind: str = "", name: str = NAME
 ) -> Iterator[str]:
     """The base URL of a stand-in, while the block runs; ``name`` is its model's."""
-    model = Model(fault, trained, mind)
+    model = Model("" if fault in BEFORE_THE_MODEL else fault, trained, mind)
+
+    lost: set[str] = set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -36,6 +54,18 @@ def serving(
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            shown = set(re.findall(r"[A-Za-z0-9+/=]{200,}", json.dumps(body)))
+            if unaccepted := self.path.endswith("count_tokens") or body.get("temperature", 0) < 0:
+                lost.update(shown)
+            if fault == "unaccepted images lost" and not unaccepted and shown & lost:
+                self.reply(500, {"error": "expected a cached item"})
+                return
+            if unaccepted:
+                refused = not self.path.endswith("count_tokens")
+                self.reply(400 if refused else 200, {"input_tokens": 9})
+                return
+            if fault in ("images dropped", "images unseen"):
+                spoil(body, drop=fault == "images dropped")
             try:
                 answer = model.answer(body)
             except Failure as error:

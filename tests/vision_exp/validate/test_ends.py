@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import subprocess
@@ -53,8 +54,15 @@ def test_an_interrupt_ends_it_at_once(times: int, tmp_path: Path) -> None:
     assert time.monotonic() - started < AT_ONCE
     assert process.returncode == command.INTERRUPTED
     assert "Traceback" not in errors and "ignored" not in errors
-    assert told.startswith("0 passed, 0 failed, 0 skipped; interrupted: of 13 checks")
-    first, last = errors.splitlines()
+    # On a busy machine the first check's requests may not meet, and a later check's do.
+    found = re.fullmatch(
+        r"(\d+) passed, 0 failed, 0 skipped; interrupted: of (\d+) checks nothing is known",
+        told.splitlines()[-1],
+    )
+    assert found
+    assert int(found[1]) + int(found[2]) == 14
+    # On a busy machine the run may have said that it still runs.
+    first, last = [line for line in errors.splitlines() if not line.endswith(" s so far")]
     assert first.startswith("[vision-exp] interrupted")
     typed = shlex.split(last.removeprefix(f"next: {command.COMMAND} "))
     assert command.parse(typed).url == url

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from vision_exp.validate.client import Answer, BadReply, Chat, parse
+from vision_exp.validate.client import Answer, BadReply, Chat
 from vision_exp.validate.judge import (
     Noise,
     Reference,
@@ -175,7 +175,7 @@ def _reply(**fields: object) -> dict[str, object]:
 
 
 def test_replies_are_read() -> None:
-    answer = parse(Chat, json.dumps(_reply()).encode(), "here").answer()
+    answer = Chat.read(json.dumps(_reply()).encode(), "here").answer()
     assert answer == Answer("", 7, [{"�": -0.3, "a": -2}], "hmm")
     assert next(iter(answer.tokens[0])) == "�"
 
@@ -193,4 +193,4 @@ def test_replies_are_read() -> None:
 )
 def test_malformed_replies_are_named(fields: dict[str, object]) -> None:
     with pytest.raises(BadReply, match="here sent a malformed reply"):
-        parse(Chat, json.dumps(_reply() | fields).encode(), "here")
+        Chat.read(json.dumps(_reply() | fields).encode(), "here")

@@ -3,6 +3,7 @@ looks like a failed check."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,11 +13,10 @@ import pytest
 
 from vision_exp.validate import command, run
 from vision_exp.validate.__main__ import main
-from vision_exp.validate.checks import CHECKS, Check
+from vision_exp.validate.checks import CHECKS, Check, Session
 from vision_exp.validate.client import Refused, TooLate
 from vision_exp.validate.judge import Verdict
 from vision_exp.validate.run import no_server
-from vision_exp.validate.session import Session
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -171,6 +171,8 @@ def test_an_error_of_the_tool_is_no_failed_check(
         ("no pictures", "At most 0 image(s)", "--limit-mm-per-prompt"),
         ("pictures break", "answers text but fails at an image: HTTP 500", "server's log"),
         ("busy", "HTTP 429", "later: the server is busy"),
+        ("images dropped", "prompt tokens, and no more with an image", "hotfix.py status"),
+        ("images unseen", "answers 'red' to discs of three colours", "hotfix.py status"),
     ],
 )
 def test_servers_of_no_use_get_a_next_step(
@@ -181,6 +183,24 @@ def test_servers_of_no_use_get_a_next_step(
     assert code == command.NO_SERVER
     assert cause in first and "Nothing was checked." in first
     assert hint in last
+    blind = first.startswith("[vision-exp] this server does not see images: ")
+    assert blind == (fault != "busy")
+
+
+def test_what_runs_long_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def slow(session: Session) -> Verdict:
+        await asyncio.sleep(0.5)
+        return Verdict(True, "nothing", "")
+
+    monkeypatch.setattr(run, "TICK", 0.2)
+    monkeypatch.setattr(run, "CHECKS", (Check("first", slow), Check("second", slow)))
+    with fake_server.serving() as url:
+        assert main(["--url", url]) == command.FINE
+    told = capsys.readouterr().err.splitlines()
+    assert "[vision-exp] check 1 of 2, first: 0.2 s so far" in told
+    assert "[vision-exp] check 2 of 2, second: 0.4 s so far" in told
 
 
 def test_a_redirect_and_a_slow_server_get_a_next_step() -> None:
@@ -239,7 +259,7 @@ def test_a_result_is_written_whole_or_not_at_all(
 def test_a_device_for_the_result_stays() -> None:
     path = Path("/dev/null")
     options = command.Options("http://h", json=path)
-    command.prepare(options)
+    command.write(options)
     command.write(options, {"failed": 0})
     assert path.is_char_device()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vision_exp.validate import checks, images, run, session, stream
+from vision_exp.validate import checks, client, images, run
 from vision_exp.validate.__main__ import main
 from vision_exp.validate.client import Client
 
@@ -45,7 +45,7 @@ def _states(url: str, folder: Path) -> tuple[int, dict[str, str], dict]:
 
 def _run(name: str, url: str) -> dict[str, Any]:
     async def explored() -> dict[str, Any]:
-        return await run.run(CHECKS[name], await session.explore(Client(url)))
+        return await run.run(CHECKS[name], await run.explore(checks.Session(url)))
 
     return asyncio.run(explored())
 
@@ -66,6 +66,12 @@ def test_a_fault_fails_its_check(fault: str) -> None:
     with fake_server.serving(fault) as url:
         found = _run(fake_model.FAULTS[fault], url)
     assert found["state"] == "failed", found
+
+
+def test_an_image_that_a_refused_request_spoils() -> None:
+    with fake_server.serving("unaccepted images lost") as url:
+        found = _run("an image after a request that ended early", url)
+    assert found["state"] == "failed" and "HTTP 500" in found["detail"], found
 
 
 def test_a_failed_check_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +146,7 @@ def test_equal_words_with_other_chances_are_other_answers() -> None:
 
 
 def test_a_stream_that_is_complete_is_not_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "LISTEN", 2.0)  # for a machine that is busy
+    monkeypatch.setattr(client, "LISTEN", 2.0)  # for a machine that is busy
     with fake_server.serving("short streams") as url:
         found = _run("a cancelled request", url)
     assert found["state"] == "skipped"
@@ -152,7 +158,7 @@ def test_hanging_up_before_the_first_token_is_said_only_where_it_happened(
 ) -> None:
     with fake_server.serving() as url:
         assert "a third before its first token" in _run("a cancelled request", url)["compared"]
-    monkeypatch.setattr(stream, "EARLY", 1.0)
+    monkeypatch.setattr(client, "EARLY", 1.0)
     with fake_server.serving("no prefill") as url:
         found = _run("a cancelled request", url)
     assert found["state"] == "passed"
@@ -161,7 +167,7 @@ def test_hanging_up_before_the_first_token_is_said_only_where_it_happened(
 
 
 def test_what_a_stream_told_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = session.shows("red", 1)
+    content = checks.shows("red", 1)
     expected = {
         "": ("", ""),
         "short streams": ("the stream was complete", ""),
@@ -169,9 +175,9 @@ def test_what_a_stream_told_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
         "reply not streamed": ("the reply was no stream of events", ""),
     }
     for fault, (ended, error) in expected.items():
-        monkeypatch.setattr(stream, "LISTEN", 2.0 if fault else 0.05)
+        monkeypatch.setattr(client, "LISTEN", 2.0 if fault else 0.05)
         with fake_server.serving(fault) as url:
-            cut = asyncio.run(stream.cancel(Client(url), content))
+            cut = asyncio.run(Client(url).cancel(content))
         assert cut.error == error
         if not error:  # after which nothing is read
             assert cut.ended.startswith(ended) and bool(cut.ended) == bool(ended)
@@ -200,15 +206,15 @@ def test_a_server_that_only_thinks_is_called_that(
 @pytest.mark.parametrize(
     ("fault", "fields"),
     [
-        ("", session.FIELDS[0]),
-        ("few alternatives", session.FIELDS[1]),
-        ("strict", session.FIELDS[2]),
+        ("", run.FIELDS[0]),
+        ("few alternatives", run.FIELDS[1]),
+        ("strict", run.FIELDS[2]),
     ],
 )
 def test_a_server_gets_the_fields_that_it_takes(fault: str, fields: dict[str, Any]) -> None:
     with fake_server.serving(fault) as url:
-        found = asyncio.run(session.explore(Client(url)))
-    assert found.client.fields == fields
+        found = asyncio.run(run.explore(checks.Session(url)))
+    assert found.fields == fields
     assert not found.incoherent_reason
     assert bool(found.warm_reason) == (fault == "strict")
 
@@ -272,7 +278,7 @@ def test_only_places_that_were_read_are_said_to_be_compared() -> None:
 def test_a_busy_server_is_not_judged() -> None:
     fake_model.BUSY.clear()
     with fake_server.serving("busy at last") as url:
-        explored = asyncio.run(session.explore(Client(url)))
+        explored = asyncio.run(run.explore(checks.Session(url)))
         fake_model.BUSY.set()
         found = [asyncio.run(run.run(check, explored)) for check in CHECKS.values()]
     assert {check["state"] for check in found} == {"skipped"}

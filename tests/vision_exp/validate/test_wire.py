@@ -14,14 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from vision_exp.validate import client as clients
-from vision_exp.validate import run, stream
+from vision_exp.validate import run
 from vision_exp.validate.__main__ import main
-from vision_exp.validate.checks import Check, at_once
-from vision_exp.validate.client import Answer, BadReply, Client, Refused, TooLate
+from vision_exp.validate.checks import Check, Session, at_once
+from vision_exp.validate.client import Answer, BadReply, Client, Cut, Refused, TooLate
 from vision_exp.validate.command import NO_SERVER
 from vision_exp.validate.judge import Verdict
-from vision_exp.validate.session import Session
-from vision_exp.validate.stream import Cut
 
 Send = Callable[[bytes], None]
 PIECE = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": null}]}\n\n'
@@ -73,7 +71,7 @@ def ask(client: Client) -> Answer:
 
 
 def cancel(client: Client) -> Cut:
-    return asyncio.run(asyncio.wait_for(stream.cancel(client, HELLO), TOO_LONG))
+    return asyncio.run(asyncio.wait_for(client.cancel(HELLO), TOO_LONG))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +114,7 @@ def test_what_is_kept_of_a_reply_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             ask(client)
         with pytest.raises(BadReply, match="more than 262144 bytes"):
             cancel(client)
-        assert asyncio.run(stream.cancel_early(client, HELLO)).pieces == 0
+        assert asyncio.run(client.cancel_early(HELLO)).pieces == 0
 
 
 @pytest.mark.parametrize(
@@ -136,7 +134,7 @@ def test_what_is_kept_of_a_reply_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 def test_how_a_stream_ends(
     events: bytes, pieces: int, ended: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "LISTEN", 2.0)
+    monkeypatch.setattr(clients, "LISTEN", 2.0)
     with sending(HEAD + events, timeout=10) as client:
         cut = cancel(client)
     assert cut.pieces == pieces
@@ -166,11 +164,11 @@ def _chat(**fields: object) -> bytes:
 )
 def test_malformed_replies_fail_their_check(reply: bytes) -> None:
     async def check(session: Session) -> Verdict:
-        await session.ask(*HELLO)
+        await session.ask(HELLO)
         return Verdict(True, "", "")
 
     with sending(reply, timeout=10) as client:
-        found = asyncio.run(run.run(Check("malformed", check), Session(client)))
+        found = asyncio.run(run.run(Check("malformed", check), Session(**vars(client))))
     assert found["state"] == "failed"
     assert "/chat/completions sent a malformed reply: " in found["detail"]
 

@@ -6,7 +6,6 @@ kernels that attend by plain attention over the keys that the index rows name.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -135,15 +134,23 @@ def test_start_up_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert support.describe(None) == "causal reason=no-kernel"
 
 
-@cache
-def seen(release: str) -> dict[str, Any]:
-    environment = {"TRITON_INTERPRET": "1"}
-    return vllm_rig.observe(CHILD, vllm_rig.tree(release), env=environment, timeout=600)
+# One after the other in one worker: most kernels are the same in the next release.
+RELEASES = [
+    pytest.param(version, marks=pytest.mark.xdist_group("vllm-visibility"))
+    for version in vllm_rig.RELEASES
+]
 
 
-@pytest.fixture(params=vllm_rig.BY_RELEASE)
-def release(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return seen(request.param)
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the interpreter's launches came to, for those of the next release."""
+    return tmp_path_factory.mktemp("launches")
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def release(request: pytest.FixtureRequest, launches: Path) -> dict[str, Any]:
+    environment = {"TRITON_INTERPRET": "1", "VISION_EXP_TEST_LAUNCHES": str(launches)}
+    return vllm_rig.observe(CHILD, vllm_rig.tree(request.param), env=environment, timeout=600)
 
 
 def test_the_builders_rows_follow_the_rule_and_stock_fields_stay(release: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ import inspect
 import struct
 import threading
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -249,11 +251,21 @@ class ImageServer(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def check_http_urls(server: Server) -> None:
+@contextmanager
+def web_server() -> Iterator[str]:
+    """The address of an ImageServer."""
     web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ImageServer)
     threading.Thread(target=web.serve_forever, daemon=True).start()
     try:
-        url = f"http://127.0.0.1:{web.server_port}/image.png"
+        yield f"http://127.0.0.1:{web.server_port}"
+    finally:
+        web.shutdown()
+        web.server_close()
+
+
+def check_http_urls(server: Server) -> None:
+    with web_server() as address:
+        url = f"{address}/image.png"
         good = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
         same = [{"role": "user", "content": [part(0)]}]
         assert server.chat(good)["mm_hashes"] == server.chat(same)["mm_hashes"]
@@ -266,9 +278,6 @@ def check_http_urls(server: Server) -> None:
 
             refused(run, "messages[0].content[1]", "404")
         assert server.chat(good)["prompt_token_ids"]
-    finally:
-        web.shutdown()
-        web.server_close()
 
 
 def check_reserved_ids_in_prompts(server: Server) -> None:

@@ -73,8 +73,18 @@ def check_offline(server: rig.Server) -> None:
     assert len(core.requests[-1].mm_features) == 2
     bad = [{"role": "system", "content": [part(0)]}]
     refused(lambda: llm.chat(bad, one, use_tqdm=False), "messages[0].content[0]", "system")
+    for batch, number in (([messages, bad], 1), ([messages, messages, bad], 2)):
+        where = f"item {number} of the {len(batch)} (from 0): messages[0].content[0]"
+        refused(lambda b=batch: llm.chat(b, one, use_tqdm=False), where)
     for prompt in ({"prompt_token_ids": [5, 129257]}, SENTINEL, PLACEHOLDER):
         refused(lambda p=prompt: llm.generate(p, one, use_tqdm=False), "reserved")
     image = {"prompt_token_ids": [5, 129264], "multi_modal_data": {"image": rig.sample_image(0)}}
     llm.generate(image, one, use_tqdm=False)
     assert len(core.requests[-1].mm_features) == 1
+    made = core.requests[-1].prompt_token_ids
+    llm.generate({**image, "prompt_token_ids": made}, one, use_tqdm=False)
+    assert core.requests[-1].prompt_token_ids == made and 129259 in made
+    places = [core.requests[i].mm_features[0].mm_position for i in (-1, -2)]
+    assert places[0] == places[1]
+    moved = {**image, "prompt_token_ids": [5, *made]}
+    refused(lambda: llm.generate(moved, one, use_tqdm=False), "block of image 0 at position 2")

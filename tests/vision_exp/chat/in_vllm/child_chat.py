@@ -22,8 +22,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import checks_chat_images as images
 import checks_chat_random as conversations
 import checks_chat_text as texts
+import checks_clients as clients
 import checks_http as http
 import checks_offline as offline
+import checks_replays as replays
 import rig_chat as rig
 import rig_http
 import tiny_config
@@ -81,7 +83,9 @@ def main() -> None:
             if not only or name in only:
                 wanted = len(inspect.signature(check).parameters)
                 run(name, check, *(server, plain)[:wanted])
-        over_http = {n: f for n, f in found(http).items() if not only or n in only}
+        over_http = {
+            n: f for n, f in found(http, clients, replays).items() if not only or n in only
+        }
         if over_http:
             start = time.monotonic()
             with rig_http.running(server) as api:

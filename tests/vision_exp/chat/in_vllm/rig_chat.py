@@ -1,8 +1,8 @@
 """What the checks of chat messages share: images, the real renderer, an oracle for prompts.
 
 The oracle is the release's own text encoder. It gets the conversation with every content list
-flattened as the checkpoint's encoder does (parts in order, two newlines between them) and an image
-as its placeholder token.
+flattened as the checkpoint's encoder does (parts in order, two newlines between them), those of
+tool results apart, and an image as its placeholder token.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def copy_of(messages: Any) -> Any:
 
 def flattened(message: dict[str, Any], image: str) -> dict[str, Any]:
     content = message.get("content")
-    if not isinstance(content, list):
-        return message
+    if not isinstance(content, list) or message["role"] == "tool":
+        return message  # of a tool's result, vLLM's own way of joining texts stays
     texts = (
         item if isinstance(item, str) else item["text"] if item["type"] == "text" else image
         for item in content

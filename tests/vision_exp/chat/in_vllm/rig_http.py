@@ -1,4 +1,4 @@
-"""vLLM's own API server and AsyncLLM for the checks over HTTP, the `openai` package as the client.
+"""vLLM's own API server and AsyncLLM for the checks over HTTP, with the official clients.
 
 Only the engine behind AsyncLLM is a stand-in: it answers every request with one token. Everything
 that decides a status code is real: validation, rendering, processing, input processor, handlers.
@@ -15,6 +15,7 @@ import urllib.request
 from contextlib import contextmanager
 from typing import Any
 
+import anthropic
 import openai
 import rig_chat as rig
 
@@ -74,9 +75,10 @@ def api_server() -> tuple[Any, Any, Any]:
 class Api:
     """A running server."""
 
-    def __init__(self, url: str, model: str, core: Core) -> None:
-        self.url, self.model, self.core = url, model, core
+    def __init__(self, url: str, model: str, core: Core, server: rig.Server) -> None:
+        self.url, self.model, self.core, self.server = url, model, core, server
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        self.anthropic = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
 
     def chat(self, messages: Any, **more: Any) -> Any:
         return self.client.chat.completions.create(
@@ -151,7 +153,7 @@ def running(server: rig.Server) -> Any:
         ready.wait(120)
         if "error" in found:
             raise found["error"]
-        api = Api(f"http://127.0.0.1:{sock.getsockname()[1]}", model, found["core"])
+        api = Api(f"http://127.0.0.1:{sock.getsockname()[1]}", model, found["core"], server)
         try:
             yield api
         finally:

@@ -184,6 +184,7 @@ def _update(runner: Any, scheduler_output: Any) -> None:
             mm_features=new.mm_features,
             num_computed_tokens=new.num_computed_tokens,
             blocks=list(new.block_ids[0]),
+            logprobs=new.sampling_params.logprobs,
         )
         if runner.kind == "v2":
             cache.add_request(new.req_id, new.mm_features)
@@ -206,7 +207,8 @@ def _decode(runner: Any, state: Any, start: int, values: torch.Tensor) -> list[i
     if stop < state.prompt:
         return []
     places = np.arange(1, stop + 1)
-    token = int(round(float((runner.kv[slots] * places).sum()) * 8)) % VOCABULARY
+    state.sum = float((runner.kv[slots] * places).sum())
+    token = int(round(state.sum * 8)) % VOCABULARY
     del state.tokens[stop:]
     state.tokens.append(token)
     return [token]

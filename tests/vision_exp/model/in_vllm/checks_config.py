@@ -129,3 +129,36 @@ def a_bad_vision_config_stops_the_start(rig: Rig) -> None:
         folder = rig.checkpoint(f"bad-{name}", **bad)
         with raises(Exception, next(iter(bad))):
             rig.model_config(folder)
+
+
+@check
+def other_ways_to_write_the_same_config_are_served(rig: Rig) -> None:
+    from vllm.model_executor.model_loader import get_model_cls
+
+    expected = get_model_cls(rig.vision_model_config)
+    native = "DeepseekV4ForConditionalGeneration"
+    for name, changes in (
+        ("empty", {"vision_config": {}}),
+        ("native", {"architectures": [native]}),
+        ("float", {"vision_min_pixels": 147456.0}),
+    ):
+        config = rig.model_config(rig.checkpoint(f"written-{name}", **changes))
+        equal(get_model_cls(config), expected, name)
+        equal(config.architectures, rig.vision_model_config.architectures, name)
+    with raises(RuntimeError, "--hf-overrides", native):
+        rig.model_config(rig.vision_folder, hf_overrides={"architectures": [native]})
+
+
+@check
+def options_of_the_processor_are_obeyed_or_stop_the_start(rig: Rig) -> None:
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    def budget(**kwargs: Any) -> int:
+        config = rig.model_config(rig.vision_folder, mm_processor_kwargs=kwargs)
+        return MULTIMODAL_REGISTRY.create_processor(config).info.budgeted({}).max_n_token
+
+    equal(budget(), 384, "tokens of an image")
+    equal(budget(max_pixels=100 * 42 * 42), 100, "with max_pixels")
+    for wrong in ({"min_pixels": 4}, {"size": {"height": 4}}, {"max_pixels": 4}):
+        with raises(RuntimeError, "--mm-processor-kwargs", next(iter(wrong))):
+            budget(**wrong)

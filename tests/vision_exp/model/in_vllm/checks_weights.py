@@ -72,6 +72,22 @@ def the_316_tensors_arrive_value_by_value(rig: Rig) -> None:
 
 
 @check
+def a_tower_in_float16_is_converted(rig: Rig) -> None:
+    model = cpu_model.build(rig, "small")
+    weights = cpu_model.checkpoint(rig, "small")
+    tower = {name for name in extra_names(model.config) if name in dict(model.named_parameters())}
+    model.load_weights(
+        (name, tensor.half() if name in tower else tensor) for name, tensor in weights.items()
+    )
+    for name in tower:
+        found = model.get_parameter(name).data
+        equal(torch.equal(found, weights[name].half().to(found.dtype)), True, name)
+    wrong = {**weights, "image_pad": weights["image_pad"].double()}
+    with raises(RuntimeError, "image_pad", "float64"):
+        cpu_model.build(rig, "small").load_weights(iter(wrong.items()))
+
+
+@check
 def weights_are_a_stream(rig: Rig) -> None:
     """Each tensor is dropped before the next is asked for: at most two are alive."""
     import gc

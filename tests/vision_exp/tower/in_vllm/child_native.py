@@ -36,8 +36,9 @@ REAL = {
     "vision_inter_dim": 2816,
     "hidden_size": 4096,
 }
-#: (layers, grid): multiples of three and not, a single row, a single column.
-CASES = [(1, (7, 10)), (1, (9, 6)), (1, (1, 4)), (1, (5, 1)), (1, (14, 11)), (32, (5, 7))]
+#: (layers, grid): multiples of three and not, a single row, a single column. The whole depth has
+#: few rows, since a CPU without instructions for bfloat16 takes a second for each of them.
+CASES = [(1, (7, 10)), (1, (9, 6)), (1, (1, 4)), (1, (5, 1)), (1, (14, 11)), (32, (2, 4))]
 
 
 def randomise(*modules: torch.nn.Module) -> None:

@@ -29,11 +29,10 @@ real_describe = support.describe
 
 def builder_rows() -> dict[str, Any]:
     """The wrapped builder on every batch: distances, slots and stock fields against the rule."""
-    stock = new_builder(vision=False)
     bad: list[Any] = []
     for make in (*BATCHES, *((lambda work=work: work) for work in offsets())):
         work, wide = built(make)
-        plain = metadata(stock, work, images=True)
+        plain = metadata(new_builder(vision=False), work, images=True)
         if spans.get(plain) is not None:
             bad.append("text checkpoint")
         bad += differing(plain, wide)

@@ -5,10 +5,13 @@ Prints one JSON object as its last line: check name -> what was seen (see observ
 
 from __future__ import annotations
 
+import os
 import random
+from pathlib import Path
 
 import checks_attention as attention
 import checks_rows as rows
+import known_launches
 import observations
 import quick_interpreter
 import rig_visibility
@@ -22,6 +25,8 @@ def main() -> None:
     torch.manual_seed(0)
     rig_visibility.use_triton()
     quick_interpreter.install()
+    launches = known_launches.Launches(Path(os.environ["VISION_EXP_TEST_LAUNCHES"]))
+    quick_interpreter.keep(launches)
     hooks.install()
     hooks.install()
     # This machine has no GPU, where it would say `causal` and the builder would do nothing.

@@ -65,17 +65,29 @@ def sequences(work: Batch, ratio: int) -> Sequences:
     return Sequences(work, window_keys, compressed_keys, cache, compressed, table, topk_rows, lens)
 
 
-def expected(data: Sequences, q: torch.Tensor, sink: torch.Tensor, images: bool) -> torch.Tensor:
-    """Masked attention over whole sequences, for every row of the batch. (rows, heads, DIM)"""
-    out, row = [], 0
+def expected(
+    data: Sequences, q: torch.Tensor, sink: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Masked attention over whole sequences for every row of the batch, each (rows, heads, DIM).
+
+    As the images' rule has it, and causal.
+    """
+    want, causal, row = [], [], 0
     for i, request in enumerate(data.work.requests):
         for position in range(request.total - request.new, request.total):
-            keys = [data.window_keys[i][seen_by(request, position, images)]]
-            if data.compressed_keys[i] is not None:
-                keys.append(data.compressed_keys[i][data.topk[row, : data.topk_lens[row]]])
-            out.append(attend(q[row], keys, 0.1, sink))
+            seen = [seen_by(request, position, images) for images in (True, False)]
+            compressed = data.compressed_keys[i]
+            more = [] if compressed is None else [compressed[data.topk[row, : data.topk_lens[row]]]]
+            out = {
+                keys: attend(
+                    q[row], [data.window_keys[i][keys.start : keys.stop], *more], 0.1, sink
+                )
+                for keys in dict.fromkeys(seen)
+            }
+            want.append(out[seen[0]])
+            causal.append(out[seen[1]])
             row += 1
-    return torch.stack(out)
+    return torch.stack(want), torch.stack(causal)
 
 
 def layer(data: Sequences, ratio: int, sink: torch.Tensor, meta: Any, **more: Any) -> Any:

@@ -55,6 +55,7 @@ class Request:
 class Batch:
     requests: list[Request]
     table: torch.Tensor
+    blocks: list[list[int]]  # the table's entries; asking a tensor for each takes seconds
 
     @property
     def starts(self) -> list[int]:
@@ -68,7 +69,8 @@ def batch(*requests: Request) -> Batch:
     """Decodes first, as runners order them; cache blocks in random order."""
     blocks = max(r.total for r in requests) // BLOCK + 1
     order = torch.randperm(len(requests) * blocks).to(torch.int32) + 1
-    return Batch(list(requests), order.view(len(requests), blocks))
+    table = order.view(len(requests), blocks)
+    return Batch(list(requests), table, table.tolist())
 
 
 def new_builder(vision: bool) -> Any:
@@ -139,7 +141,7 @@ def metadata(builder: Any, work: Batch, images: bool, order: bool = True) -> Any
 
 
 def slot(work: Batch, request: int, position: int) -> int:
-    return int(work.table[request, position // BLOCK]) * BLOCK + position % BLOCK
+    return work.blocks[request][position // BLOCK] * BLOCK + position % BLOCK
 
 
 def slot_mapping(work: Batch) -> torch.Tensor:
