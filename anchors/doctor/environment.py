@@ -1,4 +1,4 @@
-"""How vLLM was installed, which GPUs are here, and what their attention code allows."""
+"""How vLLM was installed, and which GPUs are here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-SWA = "v1/attention/backends/mla/sparse_swa.py"
 _NAME = re.compile(r"vllm(_cpu)?-[^-]+\.dist-info")
 
 
@@ -50,28 +49,6 @@ def gpus() -> tuple[Gpu, ...]:
         return ()
     rows = [line.rsplit(",", 1) for line in child.stdout.splitlines() if "," in line]
     return tuple(dict.fromkeys(Gpu(row[0].strip(), row[1].strip()) for row in rows))
-
-
-def attention(capability: str, swa_source: bytes | None) -> str:
-    """Attention classes that vLLM may choose on a GPU, and what visibility they allow."""
-    if swa_source is None:
-        return f"unknown: {SWA} is missing"
-    if b"prefill_swa_indices" not in swa_source:
-        return (
-            "causal: this release's sliding-window metadata has no prefill index rows, "
-            "so image tokens cannot see both ways"
-        )
-    major = capability.partition(".")[0]
-    if major == "9":
-        return "FlashMLA: bidirectional"
-    if major == "10":
-        return "FlashMLA or FlashInfer: bidirectional; the server's log says which"
-    if major == "12":
-        return (
-            "FlashInfer SM120: bidirectional where its kernel takes rows of window + 384; "
-            "checked at start-up, see the server's log"
-        )
-    return "unknown for this GPU; the server's log says what holds"
 
 
 def _listed(folder: str) -> list[str]:
