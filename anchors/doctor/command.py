@@ -103,6 +103,7 @@ def _facts(
     facts += _machine(result, gpus, here)
     sizes = ", ".join(f"{tower_memory.gibibytes(n):.2f} at {n}" for n in (1, 2, 4, 8))
     facts.append(("tower", f"GiB per rank by tensor-parallel size: {sizes} (data mode: as at 1)"))
+    facts.append(("with images", tower_memory.BESIDE))
     return facts
 
 

@@ -263,6 +263,7 @@ def _init(original: Any, self: Any, *, vllm_config: Any, prefix: str = "") -> No
         return
     activate()
     ranks.check()
+    visibility.check_drafting(vllm_config)
     text_class: Any = type(self)
     object.__setattr__(self, "__class__", vision_class(text_class))
     original(self, vllm_config=vllm_config, prefix=prefix)

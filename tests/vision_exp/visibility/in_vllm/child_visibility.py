@@ -39,7 +39,9 @@ def main() -> None:
             attention.flashmla,
             attention.flashinfer_sm120,
             attention.flashinfer_sm100,
+            attention.flashinfer_sm100_long,
             rows.described,
+            rows.drafting,
         )
 
 
