@@ -153,8 +153,11 @@ def _eps(target: Target) -> str:
         _B12X.encode() in (_bytes(target, path) or b"")
         for path in ("envs.py", "models/deepseek_v4/nvidia/model.py")
     )
-    if fused:
-        why = f"must be forced: {_B12X}=1, and that kernel takes 1e-6 only"
+    takes = environment.mhc_eps(os.path.dirname(target.root))
+    if fused and "1e-20" in takes.split(", "):
+        why = f"need not be forced: {_B12X}=1, and the installed b12x takes {takes}"
+    elif fused:
+        why = f"must be forced: {_B12X}=1, and that kernel takes {takes or '1e-6'} only"
     elif known:
         why = f"need not be forced unless {_B12X}=1, whose kernel takes 1e-6 only"
     else:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 _NAME = re.compile(r"vllm(_cpu)?-[^-]+\.dist-info")
 
+_EPS = re.compile(r"^MHC_SUPPORTED_RMS_EPS\s*=\s*\(([\d.e+\-, ]*)\)", re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -49,6 +51,16 @@ def gpus() -> tuple[Gpu, ...]:
         return ()
     rows = [line.rsplit(",", 1) for line in child.stdout.splitlines() if "," in line]
     return tuple(dict.fromkeys(Gpu(row[0].strip(), row[1].strip()) for row in rows))
+
+
+def mhc_eps(site_packages: str) -> str:
+    """The rms_norm_eps that an installed b12x's fused MHC kernel takes; empty if none says so."""
+    found = _EPS.search(_read(os.path.join(site_packages, "b12x", "norm", "mhc", "_impl.py")))
+    return (
+        ", ".join(f"{float(each):g}" for each in found[1].split(",") if each.strip())
+        if found
+        else ""
+    )
 
 
 def _listed(folder: str) -> list[str]:

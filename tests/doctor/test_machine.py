@@ -12,7 +12,7 @@ import sources
 import vllm_rig
 import wheel_files
 
-from anchors.doctor import flashinfer, machine
+from anchors.doctor import environment, flashinfer, machine
 from anchors.doctor.verdict import BROKEN, DEGRADED
 
 #: Each FlashInfer that an official vLLM pins.
@@ -151,3 +151,20 @@ def test_doctor_prints_the_table_of_the_gpu_it_is_on(tmp_path: Path) -> None:
     assert {"attention", "experts", "visibility", "tower attention"} <= set(told)
     assert answer.json["verdict"]["word"] == DEGRADED
     assert "no drafting with DSpark" in answer.json["verdict"]["reason"]
+
+
+def test_the_installed_b12x_says_which_eps_its_kernel_takes(tmp_path: Path) -> None:
+    name = "b12x/norm/mhc/_impl.py"
+    fetched = wheel_files.fetched("b12x", "1.5.1", lambda member: member == name)
+    assert environment.mhc_eps(str(fetched)) == "1e-20, 1e-06, 1e-05"
+    root = sources.install("0.29.0", tmp_path / "site")
+    asked = ["--root", str(root), "--json", "doctor"]
+    settings = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "VLLM_USE_B12X_MHC": "1"}
+
+    def told() -> str:
+        facts = hotfix_rig.call(asked, settings).json["doctor"]
+        return next(fact["value"] for fact in facts if fact["fact"] == "rms_norm_eps")
+
+    assert "must be forced: VLLM_USE_B12X_MHC=1, and that kernel takes 1e-6 only" in told()
+    shutil.copytree(fetched / "b12x", root.parent / "b12x")
+    assert "need not be forced: VLLM_USE_B12X_MHC=1" in told()

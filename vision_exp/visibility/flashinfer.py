@@ -6,6 +6,16 @@ vLLM's own pass runs as it is, and then image rows are attended again with all o
 
 - SM120: with FlashInfer's decode kernel, which takes 512 and at most 64 rows per call;
 - SM100: over the keys gathered as BF16, with FlashMLA's sparse prefill kernel.
+
+What FlashInfer 0.6.14 to 0.6.18 checks of a call for SM120, and who keeps it:
+
+| check, in flashinfer/mla/_sparse_mla_sm120.py | kept by |
+|---|---|
+| `_decode_dsv4_dispatchable`: rows <= _DECODE_MAX_TOKENS (64) | `sm120_rows` |
+| the same: (heads, keys) in _DECODE_DSV4_DISPATCH | `support.sm120_reason`, at start |
+| the same: d_qk == 512, page size == _DECODE_DSV4_PAGE_BLOCK_SIZE (64) | vLLM's cache |
+| `_decode_scratch_views`: partial results fit the workspace | `sm120_rows` |
+| none: an index inside the cache | `_slots`: positions inside the table, -1 where unused |
 """
 
 from __future__ import annotations
