@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import logging
 import os
 import threading
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vision_exp import patching, settings
-from vision_exp.config import ARCHITECTURE, NATIVE_ARCHITECTURE, is_vision_exp
+from vision_exp.config import ARCHITECTURE, NATIVE_ARCHITECTURE, VisionConfigError, is_vision_exp
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
 REQUIRES = (
@@ -26,6 +27,8 @@ REQUIRES = (
 )
 
 FORCED_EPS = 1e-6
+# A fork's switch for the package b12x, whose kernel takes other values from this release on.
+_B12X, _B12X_ANY_EPS = "VLLM_USE_B12X_MHC", (1, 5, 1)
 
 # Order of installation. Each has an idempotent install() that wraps through vision_exp.patching.
 FEATURES = (
@@ -145,9 +148,32 @@ def prepare_config(config: Any) -> None:
     if not hasattr(config, "image_token_index"):
         config.image_token_index = PLACEHOLDER_ID
     eps = getattr(config, "rms_norm_eps", None)
-    if eps is not None and eps != FORCED_EPS and not settings.keeps_eps():
-        config.rms_norm_eps = FORCED_EPS
-        _log_eps(os.getpid(), eps)
+    if eps is None or eps == FORCED_EPS:
+        return
+    if settings.keeps_eps():
+        _check_kept_eps(eps)
+        return
+    config.rms_norm_eps = FORCED_EPS
+    _log_eps(os.getpid(), eps)
+
+
+def _check_kept_eps(eps: float) -> None:
+    if os.environ.get(_B12X, "0") in ("", "0") or _b12x_release() >= _B12X_ANY_EPS:
+        return
+    raise VisionConfigError(
+        f"[vision-exp] {settings.RMS_NORM_EPS}=keep leaves rms_norm_eps={eps:g}, and {_B12X}=1 "
+        f"selects a kernel that takes {FORCED_EPS:g} only: the start is refused, nothing was "
+        f"changed. Unset {settings.RMS_NORM_EPS}, which makes it {FORCED_EPS:g}; or unset {_B12X}, "
+        "which keeps the checkpoint's value with vLLM's own kernel"
+    )
+
+
+def _b12x_release() -> tuple[int, ...]:
+    try:
+        found = importlib.metadata.version("b12x")
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    return tuple(int(part) for part in found.split("+")[0].split(".") if part.isdigit())
 
 
 @functools.cache

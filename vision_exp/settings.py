@@ -50,6 +50,8 @@ class Choice:
 DISABLE = Switch("VISION_EXP_DISABLE", default=False)
 #: No start where image tokens would not see each other.
 REQUIRE_VISIBILITY = Switch("VISION_EXP_REQUIRE_VISIBILITY", default=False)
+#: A worker tests at start-up that image rows reach every layer.
+SELF_TEST = Switch("VISION_EXP_SELF_TEST", default=True)
 #: Images are prepared by compiled loops.
 FAST_PIXELS = Switch("VISION_EXP_FAST_PIXELS", default=True)
 #: The tower runs in CUDA graphs.

@@ -86,7 +86,7 @@ def _good(result: Report) -> str:
 
 def _log_facts(agreement: log.Agreement) -> list[tuple[str, str]]:
     facts = [("log", _agreement_text(agreement))]
-    return facts + [("log", difference) for difference in agreement.differences]
+    return facts + [("log", each) for each in (*agreement.differences, *agreement.troubles)]
 
 
 def _facts(

@@ -1,4 +1,4 @@
-"""Servers' logs: do the evidence lines of all processes and ranks agree, and what else they say."""
+"""Servers' logs: do the evidence lines of all processes agree, and what else do workers report?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 _LINE = re.compile(r"\[vision-exp\] active (?=pid=)(.*)")
 _FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|$)")
-_ERROR = re.compile(r"^.*\bERROR\b.*\[vision-exp\] (.*)$", re.MULTILINE)
+#: What a worker says of image rows that its layers did not see, or of a test that was not made.
+_TROUBLE = re.compile(
+    r"\[vision-exp\] ("
+    r"image rows passed unseen .*?\)\."
+    r"|the start is refused: image rows .*? on rank [\d, ]*\d"
+    r"|the start-up self-test failed: .*"
+    r"|VISION_EXP_SELF_TEST=\S+: nothing was tested at start-up)"
+)
 #: What a process says of something that it does not know.
 UNKNOWN = "-"
 #: What must be the same in every process that knows it.
@@ -19,18 +26,18 @@ AGREE = ("vllm", "plan", "overlay", "routing", "visibility", "eps")
 class Agreement:
     """`processes`: role of each process; `differences`: what they do not agree on; `plans`:
     beginnings of the plan digests that they name; `causal`: why image tokens do not see each other;
-    `errors`: what the overlay called an error, each once."""
+    `troubles`: what workers report of image rows, each once."""
 
     processes: tuple[str, ...]
     differences: tuple[str, ...]
     plans: tuple[str, ...] = ()
     causal: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
-        """Whether there is evidence and all of it agrees."""
-        return bool(self.processes) and not self.differences
+        """Whether there is evidence, all of it agrees, and no worker reports trouble."""
+        return bool(self.processes) and not self.differences and not self.troubles
 
 
 def read(text: str) -> Agreement:
@@ -60,18 +67,15 @@ def read_all(logs: Sequence[tuple[str, str]]) -> Agreement:
         if len(told) > 1:
             listed = "; ".join(f"{value}: {', '.join(who)}" for value, who in told.items())
             differences.append(f"{field} differs: {listed}")
-    causal = (
-        line.get("reason", "no reason given")
-        for line in lines
-        if line.get("visibility") == "causal"
-    )
-    errors = (error.strip() for _, text in logs for error in _ERROR.findall(text))
+    blind = (line for line in lines if line.get("visibility") == "causal")
+    causal = (line.get("reason", "no reason given") for line in blind)
+    troubles = (trouble for _, text in logs for trouble in _TROUBLE.findall(text))
     return Agreement(
         tuple(processes),
         tuple(differences),
         tuple(dict.fromkeys(line.get("plan", "") for line in lines)),
         tuple(dict.fromkeys(causal)),
-        tuple(dict.fromkeys(errors)),
+        tuple(dict.fromkeys(troubles)),
     )
 
 

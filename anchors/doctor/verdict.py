@@ -82,7 +82,7 @@ def of_logs(agreement: Agreement, plan: str | None) -> list[Finding]:
     if others:
         words = f"the log is of another plan than this tree's: {', '.join(others)}"
         findings.append(Finding(BROKEN, words, again))
-    findings += [Finding(BROKEN, each, _TROUBLE) for each in agreement.errors]
+    findings += [Finding(BROKEN, each, _TROUBLE) for each in agreement.troubles]
     findings += [
         Finding(DEGRADED, f"image tokens are causal: {reason}", "docs/machines.md")
         for reason in agreement.causal

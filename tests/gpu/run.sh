@@ -33,6 +33,7 @@
 #   images    the first token of an image request and the image prefill alone (part of serving)
 #   vision    hidden states, server, tower and images: what a change of these needs
 #   two       two GPUs: tensor parallelism
+#   two_ranks two GPUs: two without the three minutes of requests
 #   two_tower two GPUs: both modes of the tower in milliseconds
 #   differ    two GPUs: two nodes with different overlays alone (part of two)
 #   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
@@ -44,7 +45,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 
 known=" setup patch warm first second kernels server figures table cache release serving tower images "
-known+="attention vision two two_tower differ session "
+known+="attention vision two two_ranks two_tower differ session "
 refuse() {
     echo "$1; nothing was run" >&2
     echo "next: PIECES=DIR WORK=DIR OUT=DIR tests/gpu/run.sh STAGE...   (all, or some of:$known)" >&2

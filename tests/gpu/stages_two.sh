@@ -61,6 +61,16 @@ two() {
     rows_of two two_soak two_differ
 }
 
+# `two` without the three minutes of requests.
+two_ranks() {
+    two_jobs 260 one sharded data drafting
+    wait
+    two_differ 140
+    wait
+    two_compare
+    rows_of two two_differ
+}
+
 # Both modes of the tower in milliseconds, nothing else running.
 two_tower() {
     job two-tower 150 "$patched" python3 "$repo/bench/gpu_tower_ranks.py" --json "$OUT/two-tower.json" \

@@ -14,7 +14,12 @@ ROOT = Path(__file__).parents[2]
 SWITCHES = [one for one in vars(settings).values() if isinstance(one, settings.Switch)]
 CHOICES = [one for one in vars(settings).values() if isinstance(one, settings.Choice)]
 NAMES = {one.name for one in (*SWITCHES, *CHOICES)} | {settings.RMS_NORM_EPS}
-ON_WHEN_UNSET = {settings.FAST_PIXELS, settings.TOWER_GRAPHS, settings.TOWER_QUACK}
+ON_WHEN_UNSET = {
+    settings.SELF_TEST,
+    settings.FAST_PIXELS,
+    settings.TOWER_GRAPHS,
+    settings.TOWER_QUACK,
+}
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda one: one.name)
@@ -64,5 +69,5 @@ def test_every_variable_is_read_here_and_nowhere_else() -> None:
 
 def test_every_variable_is_in_the_page_of_settings() -> None:
     page = (ROOT / "docs/settings.md").read_text()
-    assert len(NAMES) == 10
+    assert len(NAMES) == 11
     assert [name for name in sorted(NAMES) if name not in page] == []

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from vision_exp.engine.failures.worker import Failures
+    from vision_exp.engine.sightings import Sightings
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class StepContext:
     mega_moe: the MegaMoE layer whose forward runs. prefill: the images of the FlashMLA prefill
     call that runs, and how far it is (visibility/flashmla.py).
     failures: what the runner knows about images without rows; None where failures stay fatal.
+    seen: what the layers note in this step; None in steps without image rows.
     """
 
     has_image_rows: bool = False
@@ -50,6 +52,7 @@ class StepContext:
     mega_moe: Any = field(default=None, compare=False)
     prefill: Any = field(default=None, compare=False)
     failures: Failures | None = field(default=None, compare=False)
+    seen: Sightings | None = field(default=None, compare=False)
 
 
 NO_IMAGES = StepContext()

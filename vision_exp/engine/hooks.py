@@ -10,7 +10,16 @@ from typing import Any
 from vision_exp import patching
 from vision_exp.chat import prompts
 from vision_exp.config import is_vision_exp
-from vision_exp.engine import context, graphs, intake, scheduling, step, unread
+from vision_exp.engine import (
+    context,
+    graphs,
+    intake,
+    retention,
+    scheduling,
+    sightings,
+    step,
+    unread,
+)
 from vision_exp.engine.failures import client, worker
 from vision_exp.engine.failures import scheduler as failed_requests
 
@@ -57,7 +66,11 @@ REQUIRES = (
     "vllm_config, update_from_output(scheduler_output, model_runner_output), "
     "finish_requests(request_ids, finished_status), requests, encoder_cache_manager, "
     "add_request(request), schedule}",
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.retention_interval since 0.27",
     "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.block_size",
+    "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.{cache_blocks(request, "
+    "num_tokens), reachable_block_mask(alignment_tokens, retention_interval), use_eagle} since "
+    "0.27",
     "vllm.v1.cudagraph_dispatcher:CUDAGraphMode",
     "vllm.v1.cudagraph_dispatcher:CudagraphDispatcher.dispatch(num_tokens, valid_modes, "
     "invalid_modes)",
@@ -115,7 +128,10 @@ def _scheduler_init(original: Callable[..., Any], scheduler: Any, *args: Any, **
     original(scheduler, *args, **kwargs)
     model_config = getattr(scheduler.vllm_config, "model_config", None)
     if model_config is not None and is_vision_exp(model_config.hf_config):
-        scheduling.AtomicImageScheduler(scheduler).install()
+        rules = scheduling.AtomicImageScheduler(scheduler)
+        rules.install()
+        coordinator = scheduler.kv_cache_manager.coordinator
+        retention.ImageRetention(rules.lookahead).install(coordinator)
         unread.watch(scheduler)
 
 
@@ -217,12 +233,19 @@ def _execute_model(
     # last, when every image of the step was tried; drafts that sample_tokens runs come after that.
     draft = step.begin(runner, scheduler_output)
     output = original(runner, scheduler_output, *args, **kwargs)
+    now = context.current()
+    if now.has_image_rows:
+        sightings.check(runner, now.seen, draft=False)
     context.publish(has_image_rows=draft, image_mask=None)
     return _report(output)
 
 
 def _sample_tokens(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
-    return _report(original(runner, *args, **kwargs))
+    output = original(runner, *args, **kwargs)
+    now = context.current()
+    if now.has_image_rows:
+        sightings.check(runner, now.seen, draft=True)
+    return _report(output)
 
 
 def _report(output: Any) -> Any:

@@ -14,6 +14,7 @@ from vision_exp.config import is_vision_exp
 from vision_exp.engine.context import NO_IMAGES, StepContext, set_current
 from vision_exp.engine.failures.ranks import isolated
 from vision_exp.engine.failures.worker import Failures
+from vision_exp.engine.sightings import Sightings
 from vision_exp.engine.spans import ImageSpan, scheduled_ranges, spans_of
 
 Blocks = dict[str, tuple[ImageSpan, ...]]  # request id -> its images
@@ -63,5 +64,6 @@ def begin(runner: Any, scheduler_output: Any) -> bool:
     if failures is not None:
         cache = runner.encoder_cache
         failures.begin(scheduler_output, getattr(cache, "encoder_outputs", cache) or {})
-    set_current(replace(now, failures=failures))
+    seen = Sightings() if now.has_image_rows or draft else None
+    set_current(replace(now, failures=failures, seen=seen))
     return draft

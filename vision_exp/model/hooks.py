@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from vision_exp import evidence, patching
+from vision_exp import patching
 from vision_exp.config import is_vision_exp
 from vision_exp.engine import intake
 from vision_exp.engine.failures import client
 from vision_exp.install import activate
-from vision_exp.model import ranks, registry
+from vision_exp.model import ranks, registry, selftest
 from vision_exp.model.model import VisionExpMixin, add_vision, vision_class
 from vision_exp.routing import support as routing
 from vision_exp.visibility import support as visibility
@@ -31,7 +31,9 @@ REQUIRES = (
     "vllm.distributed.communication_op:tensor_model_parallel_all_gather(input_, dim)",
     "vllm.distributed.parallel_state:GroupCoordinator.{is_first_rank, cpu_group, world_size}",
     "vllm.distributed.parallel_state:{get_tensor_model_parallel_rank, "
-    "get_tensor_model_parallel_world_size, get_pp_group, get_tp_group}",
+    "get_tensor_model_parallel_world_size, get_pp_group, get_tp_group, get_world_group}",
+    "vllm.distributed.ec_transfer.ec_transfer_state:_EC_CONNECTOR_AGENT",
+    "vllm.distributed.kv_transfer.kv_transfer_state:_KV_CONNECTOR_AGENT",
     "vllm.entrypoints.anthropic.serving:AnthropicServingMessages",
     "vllm.entrypoints.offline_utils:OfflineInferenceMixin._run_engine",
     "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_stream_generator",
@@ -51,6 +53,7 @@ REQUIRES = (
     "embed_input_ids(input_ids), load_weights(weights), config, model}",
     "vllm.models.deepseek_v4.nvidia.model:DeepseekV4Model.layers",
     "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MTP.embed_input_ids(input_ids)",
+    "vllm.multimodal.inputs:{MultiModalFeatureSpec, PlaceholderRange}",
     "vllm.multimodal.inputs:MultiModalFieldConfig.{batched(modality, keep_on_cpu), "
     "flat_from_sizes(modality, size_per_item)}",
     "vllm.multimodal.parse:ImageProcessorItems.{get_all, __init__, get, get_item_for_hash(index)}",
@@ -86,6 +89,17 @@ REQUIRES = (
     "vllm.v1.engine.core_client:MPClient.encoder",
     "vllm.v1.engine.core_client:SyncMPClient._send_input(request_type, request)",
     "vllm.v1.engine.llm_engine:LLMEngine.{__init__, renderer, engine_core, vllm_config}",
+    "vllm.sampling_params:SamplingParams",
+    "vllm.v1.core.sched.output:NewRequestData.{prompt_token_ids, sampling_params, pooling_params, "
+    "block_ids, lora_request, prefill_token_ids}",
+    "vllm.v1.core.sched.output:SchedulerOutput.{make_empty, total_num_scheduled_tokens, "
+    "num_common_prefix_blocks}",
+    "vllm.v1.kv_cache_interface:KVCacheConfig.{kv_cache_groups, num_blocks}",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.{get_model, kv_connector, speculator, "
+    "kv_cache_config}",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.{get_model, drafter, kv_cache_config}",
+    "vllm.v1.worker.gpu_worker:Worker.{compile_or_warm_up_model, execute_model(scheduler_output), "
+    "sample_tokens(grammar_output), model_runner}",
 )
 
 
@@ -100,6 +114,7 @@ def install() -> None:
     patching.when_imported("vllm.entrypoints.offline_utils", _wrap_offline)
     patching.when_imported("vllm.entrypoints.openai.responses.serving", _wrap_responses)
     patching.when_imported("vllm.entrypoints.anthropic.serving", _wrap_anthropic)
+    patching.when_imported("vllm.v1.worker.gpu_worker", _wrap_worker)
 
 
 def install_model(namespace: dict[str, Any]) -> None:
@@ -121,6 +136,16 @@ def _wrap_registry(module: ModuleType) -> None:
 def _wrap_model_config(module: ModuleType) -> None:
     # A property up to 0.24, then a cached one.
     patching.wrap(module.ModelConfig, "is_mm_prefix_lm", _is_mm_prefix_lm)
+
+
+def _wrap_worker(module: ModuleType) -> None:
+    patching.wrap(module.Worker, "compile_or_warm_up_model", _warm_up)
+
+
+def _warm_up(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_vision_exp(worker.vllm_config.model_config.hf_config):
+        selftest.run(worker)
+    return original(worker, *args, **kwargs)
 
 
 def _is_mm_prefix_lm(original: Any, self: Any) -> bool:
@@ -262,15 +287,10 @@ def _init(original: Any, self: Any, *, vllm_config: Any, prefix: str = "") -> No
         original(self, vllm_config=vllm_config, prefix=prefix)
         return
     activate()
-    ranks.check()
+    ranks.check(vllm_config)
+    visibility.describe(vllm_config)  # refuses where visibility is demanded, before weights load
     visibility.check_drafting(vllm_config)
     text_class: Any = type(self)
     object.__setattr__(self, "__class__", vision_class(text_class))
     original(self, vllm_config=vllm_config, prefix=prefix)
     add_vision(self, vllm_config)
-    evidence.log_once(
-        "model",
-        vllm_config.model_config,
-        routing=routing.RULE,
-        visibility=visibility.describe(vllm_config),
-    )

@@ -1,4 +1,4 @@
-"""What the tensor-parallel ranks of a model tell each other before it is built.
+"""What the ranks of a model tell each other before it is built.
 
 A start with different overlays or patches is refused: hosts or containers that are updated one by
 one could otherwise share a model between two versions of this code, with no error and wrong
@@ -19,14 +19,14 @@ class RankMismatchError(RuntimeError):
     """Ranks of one model were started with different code."""
 
 
-def check() -> None:
-    """Compare digests over the tensor-parallel group, before anything is built or loaded.
+def check(vllm_config: Any) -> None:
+    """Compare digests over all ranks, before anything is built or loaded.
 
     A collective: every rank calls it, once per model. RankMismatchError, on every rank, names all
     digests. Nothing is sent where there is one rank.
     """
     state = install.installed
-    compare(_of_all((state.overlay, state.plan)))
+    compare(gather_all(vllm_config, (state.overlay, state.plan)))
 
 
 def tower_mode(asked: str) -> mode.Mode:
@@ -34,22 +34,32 @@ def tower_mode(asked: str) -> mode.Mode:
 
     A collective. mode.TowerModeError, on every rank, where their settings differ.
     """
-    ranks = _of_all(mode.this_rank())
+    from vllm.distributed import parallel_state
+
+    group = parallel_state.get_tp_group()
+    ranks = gather(mode.this_rank(), group.cpu_group, group.world_size)
     found = mode.decide(ranks, asked)
     mode.log(found, len(ranks))
     return found
 
 
-def _of_all(own: T) -> list[T]:
-    """What each tensor-parallel rank says, in rank order."""
+def gather_all(vllm_config: Any, own: T) -> list[T]:
+    """What every rank says: tensor, pipeline and data-parallel ranks, in the order of the world.
+
+    Of its tensor-parallel group alone with elastic expert parallelism, where ranks come and go and
+    the others are not there to answer.
+    """
     from vllm.distributed import parallel_state
 
-    group = parallel_state.get_tp_group()
-    return gather(own, group.cpu_group, group.world_size) if group.world_size > 1 else [own]
+    elastic = getattr(vllm_config.parallel_config, "enable_elastic_ep", False)
+    group = parallel_state.get_tp_group() if elastic else parallel_state.get_world_group()
+    return gather(own, group.cpu_group, group.world_size)
 
 
 def gather(own: T, group: Any, ranks: int) -> list[T]:
     """What each rank says, in rank order, over a CPU process group."""
+    if ranks == 1:
+        return [own]
     import torch
 
     found: list[Any] = [None] * ranks
@@ -58,7 +68,7 @@ def gather(own: T, group: Any, ranks: int) -> list[T]:
 
 
 def compare(found: list[tuple[str, str]]) -> None:
-    """RankMismatchError unless all ranks have the same digests."""
+    """RankMismatchError unless all ranks have the same (overlay, plan) digests."""
     if len(set(found)) <= 1:
         return
     lines = [

@@ -107,6 +107,7 @@ def _moe_forward(
         return original(self, hidden_states, input_ids)
     support.check_layer(self)
     select.check_ids(self, hidden_states, input_ids)
+    select.note_entry(self)
     if not self.use_mega_moe:
         return original(self, hidden_states, input_ids)
     with context.during(mega_moe=self):

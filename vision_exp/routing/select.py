@@ -58,6 +58,13 @@ def _image_mask(input_ids: torch.Tensor) -> torch.Tensor:
     return last[1]
 
 
+def note_entry(moe: Any) -> None:
+    """Note that `moe` runs in this step; `route` notes that it chose its experts."""
+    seen = context.current().seen
+    if seen is not None:
+        seen.entered.add(id(moe))
+
+
 def route(
     moe: Any,
     logits: torch.Tensor,
@@ -71,11 +78,15 @@ def route(
     """
     token_ids = check_ids(moe, logits, input_ids)
     wanted = indices_type or torch.int32
+    mask = _image_mask(token_ids)
+    seen = context.current().seen
+    if seen is not None:
+        seen.routed[id(moe)] = mask
     weights, ids = mm_topk(
         logits,
         moe.gate.e_score_correction_bias,
         getattr(moe.gate, BIAS_VL),
-        _image_mask(token_ids),
+        mask,
         top_k=moe.n_activated_experts,
         scale=moe.routed_scaling_factor,
         tid2eid=moe.gate.tid2eid,

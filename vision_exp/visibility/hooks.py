@@ -161,7 +161,16 @@ def _prefill_flashmla(
     from vision_exp.visibility import flashmla
 
     with context.during(prefill=flashmla.PrefillCursor(found)):
-        return original(layer, *args, swa_metadata=swa_metadata, **kwargs)
+        output = original(layer, *args, swa_metadata=swa_metadata, **kwargs)
+        if context.current().prefill.row:  # its index rows went through `combine`
+            _note(layer)
+    return output
+
+
+def _note(layer: Any) -> None:
+    seen = context.current().seen
+    if seen is not None:
+        seen.attended.add(id(layer))
 
 
 def _wrap_flashinfer(module: ModuleType) -> None:
@@ -177,6 +186,7 @@ def _prefill_sm120(original: Callable[..., Any], layer: Any, **kwargs: Any) -> N
     found = spans.get(kwargs["swa_metadata"])
     if found is not None:
         flashinfer.attend_sm120(layer, found, **kwargs)
+        _note(layer)
 
 
 def _forward_sm100(original: Callable[..., Any], layer: Any, **kwargs: Any) -> None:
@@ -184,3 +194,4 @@ def _forward_sm100(original: Callable[..., Any], layer: Any, **kwargs: Any) -> N
     found = spans.get(kwargs["swa_metadata"])
     if found is not None:
         flashinfer.attend_sm100(layer, found, **kwargs)
+        _note(layer)

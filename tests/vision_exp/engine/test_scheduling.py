@@ -12,6 +12,7 @@ import vllm_rig
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vision_exp.engine.retention import boundary_before
 from vision_exp.engine.scheduling import (
     atomic_spans,
     clip_chunk,
@@ -144,6 +145,34 @@ def test_prefix_hits_never_end_inside_an_image(release: dict[str, Any]) -> None:
     # Hits do happen, before and after the images.
     assert {0, 256, 1280} <= set(release["prefix_hits"]["hits"])
     assert release["stock_hit"] == [512, 256]
+
+
+@pytest.mark.parametrize(
+    ("limit", "margin", "expected"),
+    [
+        (100, 0, 96),  # below every image
+        (271, 0, 128),  # the boundary at 256 lies in the second image, that at 224 between them
+        (271, 16, 96),
+        (140, 16, 96),  # 128 is too near to the end
+        (320, 0, 320),  # where an image ends
+        (400, 0, 384),
+        (31, 0, 0),
+    ],
+)
+def test_the_boundary_of_a_hit_lies_in_no_image(limit: int, margin: int, expected: int) -> None:
+    spans = (ImageSpan(130, 222), ImageSpan(223, 320))
+    assert boundary_before(spans, limit, 32, margin) == expected
+
+
+def test_sparse_retention_keeps_what_dense_retention_hits(release: dict[str, Any]) -> None:
+    found = release["retention"]
+    for kind in ("plain", "draft"):
+        assert found[kind]["worse"] == []
+        assert {0, 256, 1024} <= set(found[kind]["hits"])
+    # A window is two blocks, three where a draft looks one further; then there are two groups.
+    assert found["plain"]["most blocks"] <= 2 * 3
+    assert found["draft"]["most blocks"] <= 2 * 3 * 3
+    assert found["text"] == []
 
 
 def test_connector_hits_inside_an_image_are_declined(release: dict[str, Any]) -> None:

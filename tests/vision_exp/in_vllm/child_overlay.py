@@ -15,6 +15,7 @@ import checks_images  # noqa: F401
 import checks_model  # noqa: F401
 import checks_processor  # noqa: F401
 import checks_refusals  # noqa: F401
+import checks_runner  # noqa: F401
 import checks_weights  # noqa: F401
 import rig_model
 import text_record

@@ -24,6 +24,7 @@ CHECK_MODULES = (
     "checks_images",
     "checks_processor",
     "checks_refusals",
+    "checks_runner",
     "checks_weights",
     "two_ranks",
 )
@@ -127,7 +128,7 @@ def test_text_only_checkpoints_are_as_stock_beside_a_vision_model(release: str) 
 def test_the_evidence_line_names_what_is_active(release: str) -> None:
     lines = [line for line in outcome(release)["log"].splitlines() if "[vision-exp] active" in line]
     assert lines
-    line = lines[0]
+    line = next(one for one in lines if "/model " in one)
     for part in ("pid=", "role=", f"vllm={release}", "plan=", "overlay=", "routing=bias_vl"):
         assert part in line, line
     assert "eps=1e-06" in line

@@ -179,6 +179,17 @@ def test_flashmla_attends_as_the_rule_says(release: dict[str, Any]) -> None:
     close(release["flashmla"], 1e-4, count=5)
 
 
+def test_a_layer_that_widened_no_image_is_named(release: dict[str, Any]) -> None:
+    named = ["layers.7 (attention)"]
+    assert release["passed_by"] == {
+        "as it should be": [],
+        "a builder with its own build": named,
+        "a class with its own prefill": named,
+        "index rows by another name": named,
+        "a step of text": named,
+    }
+
+
 def test_flashinfer_sm120_attends_as_the_rule_says(release: dict[str, Any]) -> None:
     close(release["flashinfer_sm120"], 1e-4)
     assert release["flashinfer_sm120"]["widths"] == [128, 512]

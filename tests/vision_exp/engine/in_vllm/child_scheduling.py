@@ -5,6 +5,7 @@ Prints one JSON object as its last line: check name -> what was seen (see observ
 
 from __future__ import annotations
 
+import checks_retention
 import checks_scheduling as checks
 import observations
 
@@ -20,6 +21,7 @@ def main() -> None:
         checks.at_chunk_start,
         checks.prefix_hits,
         checks.stock_hit,
+        checks_retention.retention,
         checks.connector_hits,
         checks.window_rows,
         checks.never_fits,

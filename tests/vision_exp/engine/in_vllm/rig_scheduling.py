@@ -6,6 +6,8 @@ a stand-in.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -33,12 +35,25 @@ from vllm.v1.structured_output import StructuredOutputManager
 VISION = SimpleNamespace(model_type="deepseek_v4", vision_n_layers=2)
 TEXT = SimpleNamespace(model_type="deepseek_v4")
 WINDOW = 128
+RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+BY_CONFIG = "prefix_cache_retention_interval"  # of the cache's config from 0.29 on
 
 
 def build(
-    hf_config: Any, *, tokens: int, caching: bool = False, seqs: int = 8, **scheduler: Any
+    hf_config: Any,
+    *,
+    tokens: int,
+    caching: bool = False,
+    seqs: int = 8,
+    retention: int | None = None,
+    draft: bool = False,
+    **scheduler: Any,
 ) -> Any:
-    """A scheduler over the model's two kinds of groups: blocks of 256, and of 64 with a window."""
+    """A scheduler over the model's two kinds of groups: blocks of 256, and of 64 with a window.
+
+    retention: interval of prefix-cache retention, None for dense. draft: a third group, of blocks
+    of 64 with a window, whose hits look one block further, as an MTP draft's do.
+    """
     from vllm.v1.core.sched.scheduler import Scheduler
 
     config = VllmConfig()
@@ -60,21 +75,28 @@ def build(
         KVCacheGroupSpec(["full"], FullAttentionSpec(block_size=256, **shape)),
         KVCacheGroupSpec(["swa"], SlidingWindowSpec(block_size=64, sliding_window=WINDOW, **shape)),
     ]
-    cache = KVCacheConfig(num_blocks=4000, kv_cache_tensors=[], kv_cache_groups=groups)
+    if draft:
+        spec = SlidingWindowSpec(block_size=64, sliding_window=WINDOW, **shape)
+        groups.append(KVCacheGroupSpec(["draft"], spec, is_eagle_group=True))
+    named = {field.name for field in dataclasses.fields(KVCacheConfig)}
+    wanted = {BY_CONFIG: retention} if BY_CONFIG in named else {}
+    cache = KVCacheConfig(num_blocks=4000, kv_cache_tensors=[], kv_cache_groups=groups, **wanted)
     block_size, hash_block_size = resolve_kv_cache_block_sizes(cache, config)
     grammars = mock.Mock(spec=StructuredOutputManager)
     grammars.should_advance.return_value = False
     registry = mock.Mock()
     registry.supports_multimodal_inputs.return_value = False
-    built = Scheduler(
-        vllm_config=config,
-        kv_cache_config=cache,
-        structured_output_manager=grammars,
-        block_size=block_size,
-        hash_block_size=hash_block_size,
-        mm_registry=registry,
-        log_stats=True,
-    )
+    variable = {} if retention is None else {RETENTION: str(retention)}
+    with mock.patch.dict(os.environ, variable):
+        built = Scheduler(
+            vllm_config=config,
+            kv_cache_config=cache,
+            structured_output_manager=grammars,
+            block_size=block_size,
+            hash_block_size=hash_block_size,
+            mm_registry=registry,
+            log_stats=True,
+        )
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
     built.max_num_encoder_input_tokens = 4096
@@ -101,9 +123,14 @@ def model_config(hf_config: Any) -> Any:
 
 
 def request(
-    scheduler: Any, name: str, length: int, images: list[tuple[int, int, str]], seed: int = 0
+    scheduler: Any,
+    name: str,
+    length: int,
+    images: list[tuple[int, int, str]],
+    seed: int = 0,
+    tokens: list[int] | None = None,
 ) -> Request:
-    """A prompt of `length` tokens with images (offset, length, hash)."""
+    """A prompt of `length` tokens, `tokens` if given, with images (offset, length, hash)."""
     features = [
         MultiModalFeatureSpec(
             data=None,
@@ -116,7 +143,7 @@ def request(
     ]
     return Request(
         request_id=name,
-        prompt_token_ids=[(seed + i) % 1000 for i in range(length)],
+        prompt_token_ids=tokens or [(seed + i) % 1000 for i in range(length)],
         sampling_params=SamplingParams(max_tokens=4, ignore_eos=True),
         pooling_params=None,
         mm_features=features or None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Iterable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ import cpu_model
 import torch
 from checks import check, equal, raises
 from rig_model import Rig, noise
+from vllm.config import VllmConfig
 
 START, PAD, IMAGE, NEWLINE, END = range(129257, 129262)
 
@@ -52,6 +54,31 @@ def instances_carry_what_the_runners_read(rig: Rig) -> None:
     equal(tuple(model.model.aux_hidden_state_layers), (1, 2), "aux hidden states")
     default = model.get_eagle3_default_aux_hidden_state_layers()
     equal(default, (2, 2, 1), "default aux layers of four")
+
+
+@check
+def a_worker_says_what_holds_after_its_self_test(rig: Rig) -> None:
+    """The wrapper of vLLM's own worker over the real model; a step of nothing is refused."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    from vision_exp.model.selftest import SelfTestError
+
+    model = cpu_model.build(rig, "small")
+    spec = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=256))
+    runner = SimpleNamespace(
+        get_model=lambda: model,
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[spec], num_blocks=9),
+    )
+    worker = object.__new__(Worker)
+    worker.vllm_config = VllmConfig(model_config=rig.model_config(rig.checkpoint("small")))
+    worker.model_runner = runner
+    worker.execute_model = worker.sample_tokens = lambda *args: None
+    wrapper = Worker.compile_or_warm_up_model.__dict__["__vision_exp_wrapper__"]
+    names = ", ".join(f"model.layers.{index} (routing)" for index in range(4))
+    with raises(SelfTestError, "the start is refused", f"{names} on rank 0"):
+        wrapper(lambda worker: None, worker)
+    with mock.patch.dict(os.environ, VISION_EXP_SELF_TEST="0"):
+        equal(wrapper(lambda worker: "warm", worker), "warm")
 
 
 def forward_images(

@@ -10,6 +10,7 @@ import importlib
 from typing import Any
 
 import torch
+from checks import equal
 from rig_attention import (
     attend,
     compressed_metadata,
@@ -19,8 +20,10 @@ from rig_attention import (
     sequences,
     worst,
 )
-from rig_visibility import BATCHES, DIM, HEADS, built, mixed
+from rig_visibility import BATCHES, DIM, HEADS, Request, batch, built, metadata, mixed, new_builder
 
+from vision_exp.engine import context
+from vision_exp.engine.sightings import Block, Layers, Sightings
 from vision_exp.visibility import flashinfer, hooks
 
 
@@ -52,6 +55,60 @@ def flashmla() -> dict[str, Any]:
             want, causal = (each[decodes:] for each in expected(data, q, sink))
             out[f"{make.__name__} {ratio}"] = worst(result[decodes:], want, causal)
     return out
+
+
+def passed_by() -> dict[str, list[str]]:
+    """What a prefill in a step with an image leaves out: as it should be, and with each fault."""
+    module = importlib.import_module("vllm.models.deepseek_v4.nvidia.flashmla")
+    stock = module.DeepseekV4FlashMLAAttention
+    # Past the overlay's wrapper, as a class of a fork that defines the method itself.
+    own_prefill = stock._forward_prefill.__wrapped__
+    unwrapped = {"combine_topk_swa_indices": module.combine_topk_swa_indices.__wrapped__}
+    builder = new_builder(vision=True)
+    work = batch(Request("a", 40, 40, ((3, 30),)))
+    meta = metadata(builder, work, images=True)
+    own_build = type(builder).build.__wrapped__
+    subclass = type("OwnBuild", (type(builder),), {"build": lambda *args: own_build(*args)})
+    fault = object.__new__(subclass)
+    fault.__dict__.update(vars(builder))
+    narrow = metadata(fault, work, images=True)
+    return {
+        "as it should be": left_out(module, work, meta, stock._forward_prefill),
+        "a builder with its own build": left_out(module, work, narrow, stock._forward_prefill),
+        "a class with its own prefill": left_out(module, work, meta, own_prefill),
+        "index rows by another name": left_out(
+            module, work, meta, stock._forward_prefill, **unwrapped
+        ),
+        "a step of text": left_out(module, work, meta, stock._forward_prefill, images=False),
+    }
+
+
+def left_out(
+    module: Any, work: Any, meta: Any, prefill: Any, *, images: bool = True, **names: Any
+) -> list[str]:
+    data = sequences(work, 1)
+    q = torch.randn(data.work.starts[-1], HEADS, DIM)
+    attention = layer(data, 1, torch.randn(HEADS), meta)
+    kernels = {**replaced_kernels(module, q.dtype), **names}
+    kernels["flash_mla_sparse_fwd"] = lambda **kwargs: None  # what it computes is flashmla()'s
+    seen = Sightings()
+    context.set_current(context.StepContext(True, seen=seen if images else None))
+    try:
+        with replaced(module, **kernels):
+            prefill(
+                attention,
+                q=q,
+                positions=None,
+                compressed_k_cache=None,
+                swa_k_cache=data.window_cache,
+                output=torch.zeros_like(q),
+                attn_metadata=None,
+                swa_metadata=meta,
+            )
+    finally:
+        context.set_current(context.NO_IMAGES)
+    seen.routed[1] = torch.ones(1, dtype=torch.bool)
+    return Layers((Block("layers.7", 1, id(attention)),)).unseen(seen)
 
 
 def replaced_kernels(module: Any, dtype: torch.dtype) -> dict[str, Any]:
@@ -121,6 +178,7 @@ def flashinfer_sm120() -> dict[str, Any]:
             out[row] = attend(query[row], keys, rest["bmm1_scale"], rest["sinks"])
 
     out: dict[str, Any] = {}
+    seen = Sightings()
     for make in (mixed,):
         for ratio in (1, 4, 128):
             work, meta = built(make)
@@ -142,7 +200,10 @@ def flashinfer_sm120() -> dict[str, Any]:
                 _get_workspace=lambda device: torch.empty(1 << 20, dtype=torch.uint8),
                 _global_topk_output_buffers=lambda topk: None,
             )
-            with replaced(module, flashinfer_trtllm_batch_decode_sparse_mla_dsv4=kernel):
+            with (
+                replaced(module, flashinfer_trtllm_batch_decode_sparse_mla_dsv4=kernel),
+                context.during(seen=seen),
+            ):
                 cls._forward_prefill(
                     fake,
                     q=q[decodes:],
@@ -154,6 +215,7 @@ def flashinfer_sm120() -> dict[str, Any]:
                 )
             want, causal = (each[decodes:] for each in expected(data, q, sink))
             out[f"{make.__name__} {ratio}"] = worst(result[decodes:], want, causal)
+            equal(id(fake) in seen.attended, True, "noted")
     out["widths"] = sorted({width for _, width in calls})
     out["rows of wide calls"] = max(count for count, width in calls if width > 128)
     return out
@@ -180,6 +242,7 @@ def flashinfer_sm100(ratios: tuple[int, ...] = (1, 4, 128)) -> dict[str, Any]:
     """The second pass alone: vLLM's own pass over SM100's kernel is left out."""
     module = importlib.import_module("vllm.v1.attention.ops.flashmla")
     out: dict[str, Any] = {}
+    seen = Sightings()
     for make in (mixed,):
         for ratio in ratios:
             work, meta = built(make)
@@ -193,10 +256,11 @@ def flashinfer_sm100(ratios: tuple[int, ...] = (1, 4, 128)) -> dict[str, Any]:
             result[:, :HEADS] = causal
             original = lambda layer, **kwargs: None  # noqa: E731
             kernel = replaced_kernels(module, torch.float32)["flash_mla_sparse_fwd"]
-            with replaced(module, flash_mla_sparse_fwd=kernel):
+            fake = layer(data, ratio, pad(sink), meta)
+            with replaced(module, flash_mla_sparse_fwd=kernel), context.during(seen=seen):
                 hooks._forward_sm100(
                     original,
-                    layer(data, ratio, pad(sink), meta),
+                    fake,
                     q=q,
                     kv_cache=data.compressed_cache if ratio > 1 else None,
                     swa_k_cache=data.window_cache,
@@ -206,6 +270,7 @@ def flashinfer_sm100(ratios: tuple[int, ...] = (1, 4, 128)) -> dict[str, Any]:
                     output=result,
                 )
             out[f"{make.__name__} {ratio}"] = worst(result[:, :HEADS], want, causal)
+            equal(id(fake) in seen.attended, True, "noted")
     return out
 
 

@@ -37,6 +37,7 @@ def main() -> None:
             rows.nothing_to_widen,
             rows.lost_order,
             attention.flashmla,
+            attention.passed_by,
             attention.flashinfer_sm120,
             attention.flashinfer_sm100,
             attention.flashinfer_sm100_long,
