@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from anchors import report
 from anchors.digests import read_file
-from anchors.doctor import drafting, environment, log, manifest, tower_memory, verdict
+from anchors.doctor import drafting, environment, log, machine, manifest, tower_memory, verdict
 from anchors.engine import caches
 from anchors.engine.assess import DONE_STATES, answering, as_report, assess
 from anchors.engine.overlay import package
@@ -34,7 +34,8 @@ def run(arguments: argparse.Namespace, target: Target, shipped: Mapping[str, byt
         result["manifest"] = here
         result["text"] = json.dumps(here, indent=1, sort_keys=True) + "\n"
         return result
-    facts = _facts(target, result)
+    gpus, installed = environment.gpus(), machine.read(target.root)
+    facts = _facts(target, result, gpus, installed)
     rule = drafting.legal_k(_bytes(target, drafting.FILE))
     hint = result["error"]["hint"] if result["error"] else ""
     findings = [
@@ -42,6 +43,9 @@ def run(arguments: argparse.Namespace, target: Target, shipped: Mapping[str, byt
         *verdict.of_settings(dict(os.environ)),
         *verdict.of_draft_lengths(tuple(rule.legal), rule.reason),
     ]
+    native = result["state"] == "superseded"
+    for gpu in gpus:
+        findings += machine.findings(gpu.capability, installed, native=native)
     if arguments.against:
         different = manifest.differences(here, manifest.load(arguments.against))
         facts.append(("other node", "; ".join(different) or f"the same as {arguments.against}"))
@@ -85,7 +89,9 @@ def _log_facts(agreement: log.Agreement) -> list[tuple[str, str]]:
     return facts + [("log", each) for each in (*agreement.differences, *agreement.troubles)]
 
 
-def _facts(target: Target, result: Report) -> list[tuple[str, str]]:
+def _facts(
+    target: Target, result: Report, gpus: tuple[environment.Gpu, ...], here: machine.Installed
+) -> list[tuple[str, str]]:
     facts = [
         ("interpreter", f"{sys.executable} ({sys.version.split()[0]})"),
         ("vLLM", f"{target.version or 'unknown version'} at {target.root}"),
@@ -94,15 +100,24 @@ def _facts(target: Target, result: Report) -> list[tuple[str, str]]:
         ("draft tokens", _draft(target)),
         ("rms_norm_eps", _eps(target)),
     ]
-    swa = _bytes(target, environment.SWA)
-    found = environment.gpus()
-    facts += [
-        ("visibility", f"{gpu.name}: {environment.attention(gpu.capability, swa)}") for gpu in found
-    ]
-    if not found:
-        facts.append(("visibility", f"no GPU seen; {environment.attention('', swa)}"))
+    facts += _machine(result, gpus, here)
     sizes = ", ".join(f"{tower_memory.gibibytes(n):.2f} at {n}" for n in (1, 2, 4, 8))
     facts.append(("tower", f"GiB per rank by tensor-parallel size: {sizes} (data mode: as at 1)"))
+    facts.append(("with images", tower_memory.BESIDE))
+    return facts
+
+
+def _machine(
+    result: Report, gpus: tuple[environment.Gpu, ...], here: machine.Installed
+) -> list[tuple[str, str]]:
+    if not gpus:
+        return [("machine", "no GPU seen: what runs on which, docs/machines.md")]
+    facts = []
+    native = result["state"] == "superseded"
+    for gpu in gpus:
+        facts.append(("machine", f"{gpu.name}, SM{gpu.capability.replace('.', '')}"))
+        table = () if native else machine.rows(gpu.capability, here)
+        facts += [(row.part, f"{row.what} ({row.why})") for row in table]
     return facts
 
 
@@ -138,8 +153,11 @@ def _eps(target: Target) -> str:
         _B12X.encode() in (_bytes(target, path) or b"")
         for path in ("envs.py", "models/deepseek_v4/nvidia/model.py")
     )
-    if fused:
-        why = f"must be forced: {_B12X}=1, and that kernel takes 1e-6 only"
+    takes = environment.mhc_eps(os.path.dirname(target.root))
+    if fused and "1e-20" in takes.split(", "):
+        why = f"need not be forced: {_B12X}=1, and the installed b12x takes {takes}"
+    elif fused:
+        why = f"must be forced: {_B12X}=1, and that kernel takes {takes or '1e-6'} only"
     elif known:
         why = f"need not be forced unless {_B12X}=1, whose kernel takes 1e-6 only"
     else:

@@ -1,4 +1,4 @@
-"""How vLLM was installed, which GPUs are here, and what their attention code allows."""
+"""How vLLM was installed, and which GPUs are here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-SWA = "v1/attention/backends/mla/sparse_swa.py"
 _NAME = re.compile(r"vllm(_cpu)?-[^-]+\.dist-info")
+
+_EPS = re.compile(r"^MHC_SUPPORTED_RMS_EPS\s*=\s*\(([\d.e+\-, ]*)\)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -52,26 +53,14 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(dict.fromkeys(Gpu(row[0].strip(), row[1].strip()) for row in rows))
 
 
-def attention(capability: str, swa_source: bytes | None) -> str:
-    """Attention classes that vLLM may choose on a GPU, and what visibility they allow."""
-    if swa_source is None:
-        return f"unknown: {SWA} is missing"
-    if b"prefill_swa_indices" not in swa_source:
-        return (
-            "causal: this release's sliding-window metadata has no prefill index rows, "
-            "so image tokens cannot see both ways"
-        )
-    major = capability.partition(".")[0]
-    if major == "9":
-        return "FlashMLA: bidirectional"
-    if major == "10":
-        return "FlashMLA or FlashInfer: bidirectional; the server's log says which"
-    if major == "12":
-        return (
-            "FlashInfer SM120: bidirectional where its kernel takes rows of window + 384; "
-            "checked at start-up, see the server's log"
-        )
-    return "unknown for this GPU; the server's log says what holds"
+def mhc_eps(site_packages: str) -> str:
+    """The rms_norm_eps that an installed b12x's fused MHC kernel takes; empty if none says so."""
+    found = _EPS.search(_read(os.path.join(site_packages, "b12x", "norm", "mhc", "_impl.py")))
+    return (
+        ", ".join(f"{float(each):g}" for each in found[1].split(",") if each.strip())
+        if found
+        else ""
+    )
 
 
 def _listed(folder: str) -> list[str]:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 
+from anchors.doctor import machine
 from anchors.engine import assess
 from anchors.engine.assess import DONE_STATES, Assessment
 from anchors.engine.overlay import Package, package
@@ -145,4 +146,5 @@ def _result(found: Assessment, *, changed: bool) -> Report:
         result["summary"] = f"{_READY} (plan {found.plan.digest[:12]})"
     elif found.state == "superseded":
         result["summary"] = f"nothing to do: {found.detail}"
+        result["notes"] += machine.notes_on_native(found.plan.target.root)
     return result

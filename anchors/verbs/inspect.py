@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from anchors.doctor import machine
 from anchors.engine.assess import DONE_STATES, answering, as_report, assess, refuse
 from anchors.engine.overlay import Package, package
 from anchors.engine.plan import Plan
@@ -35,6 +36,8 @@ def _status(arguments: argparse.Namespace, target: Target, overlay: Package) -> 
     if found.needs_writing:
         prove(found.plan)  # what apply would refuse is not called pristine
     result = as_report(found, "status")
+    if found.state == "superseded":
+        result["notes"] += machine.notes_on_native(target.root)
     result["exit"] = DONE if result["state"] in DONE_STATES else NO
     return result
 

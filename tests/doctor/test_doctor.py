@@ -42,7 +42,7 @@ def facts(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
 def test_screen_of_an_applied_tree(applied: list[str]) -> None:
     result = hotfix(*applied, "doctor")
     assert result.returncode == 0, result.stderr
-    for text in ("applied", "model-hook", "overlay", "draft tokens", "tower", "visibility"):
+    for text in ("applied", "model-hook", "overlay", "draft tokens", "tower", "machine"):
         assert text in result.stdout
     assert len(result.stdout.splitlines()) <= 24
 

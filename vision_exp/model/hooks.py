@@ -289,6 +289,7 @@ def _init(original: Any, self: Any, *, vllm_config: Any, prefix: str = "") -> No
     activate()
     ranks.check(vllm_config)
     visibility.describe(vllm_config)  # refuses where visibility is demanded, before weights load
+    visibility.check_drafting(vllm_config)
     text_class: Any = type(self)
     object.__setattr__(self, "__class__", vision_class(text_class))
     original(self, vllm_config=vllm_config, prefix=prefix)

@@ -6,6 +6,7 @@ Text-only checkpoints keep vLLM's class, of which nothing but `__init__` is wrap
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
@@ -17,9 +18,12 @@ from torch import nn
 from vision_exp.config import VisionConfigError, read_config
 from vision_exp.engine import context
 from vision_exp.layout import PLACEHOLDER, SENTINEL_FIRST, TokenType, image_token_mask
-from vision_exp.model import ranks
+from vision_exp.model import memory, ranks
 from vision_exp.model.encoder import encode_images, merge_rows
 from vision_exp.model.weights import load_weights
+from vision_exp.settings import TOWER_GRAPHS
+
+logger = logging.getLogger("vllm.vision_exp")
 
 LEARNED = ("image_start", "image_pad", "image_newline", "image_end")
 
@@ -51,6 +55,14 @@ def add_vision(model: Any, vllm_config: Any) -> None:
     for name in LEARNED:
         vector = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
         setattr(model, name, vector)
+    graphs = model.data_parallel or vllm_config.parallel_config.tensor_parallel_size == 1
+    said = memory.line(
+        [*model.vision.parameters(), *model.aligner.parameters()],
+        vllm_config.scheduler_config.max_num_batched_tokens,
+        config.hidden_size,
+        graphs=graphs and TOWER_GRAPHS.is_on(),
+    )
+    logger.info("%s", said)
 
 
 @cache

@@ -6,6 +6,16 @@ vLLM's own pass runs as it is, and then image rows are attended again with all o
 
 - SM120: with FlashInfer's decode kernel, which takes 512 and at most 64 rows per call;
 - SM100: over the keys gathered as BF16, with FlashMLA's sparse prefill kernel.
+
+What FlashInfer 0.6.14 to 0.6.18 checks of a call for SM120, and who keeps it:
+
+| check, in flashinfer/mla/_sparse_mla_sm120.py | kept by |
+|---|---|
+| `_decode_dsv4_dispatchable`: rows <= _DECODE_MAX_TOKENS (64) | `sm120_rows` |
+| the same: (heads, keys) in _DECODE_DSV4_DISPATCH | `support.sm120_reason`, at start |
+| the same: d_qk == 512, page size == _DECODE_DSV4_PAGE_BLOCK_SIZE (64) | vLLM's cache |
+| `_decode_scratch_views`: partial results fit the workspace | `sm120_rows` |
+| none: an index inside the cache | `_slots`: positions inside the table, -1 where unused |
 """
 
 from __future__ import annotations
@@ -21,6 +31,7 @@ from vision_exp.visibility.spans import ImageVisibility, RowSpan
 
 SM120_ROWS = 64  # most rows of FlashInfer's SM120 decode kernel
 SM120_TILE = 64  # keys per partial result that it keeps in the workspace
+SM100_KEYS = 1 << 14  # most compressed keys that are copied for one call, 16 MiB of BF16
 HEAD_DIM = 512
 
 
@@ -100,6 +111,13 @@ def slots(visibility: ImageVisibility, swa_metadata: Any) -> tuple[torch.Tensor,
 
 def _slots(visibility: ImageVisibility, swa_metadata: Any) -> tuple[torch.Tensor, torch.Tensor]:
     table, size = swa_metadata.block_table, swa_metadata.block_size
+    last = max(span.image.stop for span in visibility.spans)
+    if last > table.shape[1] * size:
+        # FlashInfer checks no index: it would read another request's cache, or none.
+        raise ValueError(
+            f"[vision-exp] an image ends at position {last}, and the cache's table has "
+            f"{table.shape[1]} pages of {size}: its keys are out of range"
+        )
     found = [spans.keys(span.image, visibility.window) for span in visibility.spans]
     request = [
         np.full(s.count, swa_metadata.num_decodes + s.request, np.int32) for s in visibility.spans
@@ -124,11 +142,24 @@ def attend_sm100(layer: Any, visibility: ImageVisibility, **kwargs: Any) -> None
     """Attend the image rows of `output` again; keywords as of vLLM's `_forward`."""
     decodes = kwargs["swa_metadata"].num_decode_tokens
     for span in visibility.spans:
-        part = slice(decodes + span.row, decodes + span.row + span.count)
-        query, sink = _pad_heads(kwargs["q"][part], layer.attn_sink, kwargs["output"].shape[1])
-        keys, indices, lens = gathered(layer, visibility, span, part, **kwargs)
-        attended = _flash_mla_sparse_fwd(query, keys, indices, layer.scale, sink, lens)
-        kwargs["output"][part] = attended[:, : kwargs["output"].shape[1]]
+        for rows in slices(span.count, sm100_rows(layer, span)):
+            start = decodes + span.row
+            part = slice(start + rows.start, start + rows.stop)
+            query, sink = _pad_heads(kwargs["q"][part], layer.attn_sink, kwargs["output"].shape[1])
+            keys, indices, lens = gathered(layer, visibility, span, rows, **kwargs)
+            attended = _flash_mla_sparse_fwd(query, keys, indices, layer.scale, sink, lens)
+            kwargs["output"][part] = attended[:, : kwargs["output"].shape[1]]
+
+
+def sm100_rows(layer: Any, span: RowSpan) -> int:
+    """Rows of an image per call. All of them while its compressed keys are few enough to copy.
+
+    At a million tokens those are 256 MiB in a layer of ratio 4; then a call's rows are so few that
+    the keys which the indexer chose for them are no more. With ratio 128 they are always few.
+    """
+    if layer.compress_ratio != 4 or span.image.stop // 4 <= SM100_KEYS:
+        return span.count
+    return max(1, SM100_KEYS // layer.topk_indices_buffer.shape[-1])
 
 
 def _pad_heads(
@@ -149,7 +180,7 @@ def gathered(
     layer: Any,
     visibility: ImageVisibility,
     span: RowSpan,
-    part: slice,
+    rows: slice,
     *,
     kv_cache: torch.Tensor | None,
     swa_k_cache: torch.Tensor,
@@ -157,34 +188,50 @@ def gathered(
     attn_metadata: Any,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The keys of one image's rows, BF16 (keys, 512), and index rows into them.
+    """The keys of `rows` of one image, BF16 (keys, 512), and index rows into them.
 
     Index rows: int32 (rows, columns), -1 where unused, columns a multiple of 128; int32 (rows,),
-    the used columns. A row's compressed keys come first, then its sliding-window keys. `part`: the
-    image's rows in the batch.
+    the used columns. A row's compressed keys come first, then its sliding-window keys. Where there
+    are too many compressed keys, those are copied that each row names, in the order of the rows.
     """
     device = swa_k_cache.device
     image = span.image
     first, count = spans.keys(image, visibility.window)
     start = int(first[0])
+    first, count = first[rows], count[rows]
+    batch_rows = slice(span.row + rows.start, span.row + rows.stop)
     table = swa_metadata.block_table[swa_metadata.num_decodes + span.request]
-    keys = [_take(swa_k_cache, table, swa_metadata.block_size, start, image.stop)]
+    keys = [
+        _take(
+            swa_k_cache,
+            table,
+            swa_metadata.block_size,
+            torch.arange(start, image.stop, device=device),
+        )
+    ]
     window_keys = image.stop - start
     topk = 0
-    lens_topk = np.zeros(span.count, dtype=np.int32)
+    lens_topk = np.zeros(len(count), dtype=np.int32)
     if layer.compress_ratio > 1 and kv_cache is not None:
         ratio = layer.compress_ratio
         if ratio == 4:
-            local = layer.topk_indices_buffer[part]
+            before = swa_metadata.num_decode_tokens
+            local = layer.topk_indices_buffer[before + batch_rows.start : before + batch_rows.stop]
         else:
-            local = attn_metadata.c128a_prefill_topk_indices[span.row : span.row + span.count]
+            local = attn_metadata.c128a_prefill_topk_indices[batch_rows]
         topk = local.shape[-1]
         # As many as the indexer and the C128A builder fill, by position alone.
-        position = np.arange(image.first, image.stop, dtype=np.int32)
+        position = np.arange(image.first, image.stop, dtype=np.int32)[rows]
         lens_topk = np.minimum((position + 1) // ratio, topk).astype(np.int32)
         compressed = attn_metadata.block_table[swa_metadata.num_decodes + span.request]
         size = attn_metadata.block_size // ratio
-        keys.append(_take(kv_cache, compressed, size, 0, image.stop // ratio))
+        if ratio == 4 and image.stop // ratio > SM100_KEYS:
+            wanted = local.clamp(min=0).flatten()
+            places = torch.arange(wanted.numel(), dtype=torch.int32, device=device)
+            local = torch.where(local < 0, -1, places.view(local.shape))
+        else:
+            wanted = torch.arange(image.stop // ratio, device=device)
+        keys.append(_take(kv_cache, compressed, size, wanted))
     columns = -(-(topk + visibility.width) // 128) * 128
     first, count, lens_topk = spans.upload(np.stack([first, count, lens_topk]), device)
     column = torch.arange(columns, dtype=torch.int32, device=device)
@@ -198,10 +245,9 @@ def gathered(
 
 
 def _take(
-    cache: torch.Tensor, table: torch.Tensor, size: int, start: int, stop: int
+    cache: torch.Tensor, table: torch.Tensor, size: int, position: torch.Tensor
 ) -> torch.Tensor:
-    """Rows [start, stop) of one request from a paged cache (blocks, size, 512), as BF16."""
-    position = torch.arange(start, stop, device=cache.device)
+    """Rows at these positions of one request from a paged cache (blocks, size, 512), as BF16."""
     blocks = cache.view(-1, size, HEAD_DIM) if cache.is_contiguous() else cache
     return blocks[table[position // size].long(), position % size].to(torch.bfloat16)
 

@@ -59,6 +59,8 @@ REQUIRES = (
     "vllm.v1.attention.backends.mla.sparse_swa:DeepseekSparseSWAMetadataBuilder.{__init__, build, "
     "window_size}",
     "vllm.v1.attention.ops.flashmla:{flash_mla_sparse_fwd, is_flashmla_sparse_supported}",
+    "vllm.v1.attention.backends.mla.compressor_utils:"
+    "get_dspark_swa_index_width(window_size, num_speculative_tokens) since 0.28",
     "vllm.v1.worker.gpu.input_batch:InputBatch.req_ids",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_attn(input_batch)",
     "vllm.v1.worker.gpu_input_batch:InputBatch.req_ids",

@@ -100,19 +100,57 @@ def flashinfer_reason(class_name: str, vllm_config: Any) -> str | None:
     hf_config = vllm_config.model_config.hf_config
     width = spans.widest(hf_config.sliding_window, hf_config.vision_max_n_token)
     if class_name == "DeepseekV4FlashInferSM120Attention":
-        from vllm.models.deepseek_v4.nvidia.flashinfer_sparse import (
-            DeepseekV4FlashInferSM120Attention as Layer,
-        )
-
-        shards = vllm_config.parallel_config.tensor_parallel_size
-        heads = Layer.get_padded_num_q_heads(hf_config.num_attention_heads // shards)
-        return sm120_reason(sm120_table(), heads, width)
+        return sm120_reason(sm120_table(), _sm120_heads(vllm_config), width)
     if class_name == "DeepseekV4FlashInferMLAAttention":
         from vllm.v1.attention.ops.flashmla import is_flashmla_sparse_supported
 
         supported, _ = is_flashmla_sparse_supported()
         return None if supported else "flashinfer-sm100-window-is-fixed-and-flashmla-is-missing"
     return f"unknown-attention-class-{class_name}"
+
+
+def _sm120_heads(vllm_config: Any) -> int:
+    from vllm.models.deepseek_v4.nvidia.flashinfer_sparse import DeepseekV4FlashInferSM120Attention
+
+    shards = vllm_config.parallel_config.tensor_parallel_size
+    heads = vllm_config.model_config.hf_config.num_attention_heads // shards
+    padded: int = DeepseekV4FlashInferSM120Attention.get_padded_num_q_heads(heads)
+    return padded
+
+
+def check_drafting(vllm_config: Any) -> None:
+    """Refuse DSpark on SM12x where FlashInfer has no kernel for its rows, before weights load.
+
+    Without this, releases up to 0.27 end in a failed check inside FlashInfer after loading.
+    """
+    from vllm.platforms import current_platform
+
+    drafts = getattr(vllm_config.speculative_config, "method", None) == "dspark"
+    if not drafts or not current_platform.is_cuda():
+        return
+    from vllm.models.deepseek_v4.nvidia import model
+
+    if model._select_dsv4_attn_cls(vllm_config).__name__ != "DeepseekV4FlashInferSM120Attention":
+        return
+    window = vllm_config.model_config.hf_config.sliding_window
+    keys = draft_keys(window, vllm_config.speculative_config.num_speculative_tokens)
+    reason = sm120_reason(sm120_table(), _sm120_heads(vllm_config), keys)
+    if reason is not None:
+        raise RuntimeError(
+            f"[vision-exp] DSpark cannot draft on this GPU ({reason}); no weights were loaded. "
+            "Use vLLM 0.29.0, install flashinfer-python 0.6.18, or start without "
+            "--speculative-config"
+        )
+
+
+def draft_keys(window: int, draft_tokens: int) -> int:
+    """Keys of a row of DSpark's draft: window and draft, rounded up as this vLLM does."""
+    utils = importlib.import_module("vllm.v1.attention.backends.mla.compressor_utils")
+    rounded = getattr(utils, "get_dspark_swa_index_width", None)
+    if rounded is None:  # before 0.28, inside the metadata builder
+        return -(-(window + draft_tokens) // 128) * 128
+    keys: int = rounded(window, draft_tokens)
+    return keys
 
 
 def sm120_table() -> Container[tuple[int, int]] | None:

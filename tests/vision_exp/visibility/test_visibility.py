@@ -7,9 +7,11 @@ kernels that attend by plain attention over the keys that the index rows name.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import vllm_rig
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,3 +205,52 @@ def test_a_machine_without_a_gpu_says_causal(release: dict[str, Any]) -> None:
     assert found["cpu"] == "causal reason=platform-is-not-cuda"
     assert found["missing"] is None  # every function that is wrapped exists
     assert "platform-is-not-cuda" in found["required"]
+
+
+def test_drafting_without_a_kernel_is_refused_before_weights_load(release: dict[str, Any]) -> None:
+    found = release["drafting"]
+    assert found["keys"] == found["builder"] != 0
+    accepted = {name for name, said in found.items() if said == "accepted"}
+    assert accepted == {
+        "sm12x drafts too",
+        "other none",
+        "other images alone",
+        "other drafts too",
+        "cpu",
+    }
+    for name in ("sm12x none", "sm12x images alone"):
+        assert found[name].startswith("[vision-exp] DSpark cannot draft on this GPU (flashinfer-")
+        assert "install flashinfer-python 0.6.18" in found[name]
+    assert f"32-heads-{found['keys']}-keys" in found["sm12x images alone"]
+
+
+def test_sm100_copies_no_more_keys_than_it_says(release: dict[str, Any]) -> None:
+    found = release["flashinfer_sm100_long"]
+    close(found, 5e-3, count=1)
+    assert found["most"] <= found["limit"]
+    assert found["calls"] > 20
+
+
+def test_sm100_takes_a_long_image_in_parts() -> None:
+    buffer = SimpleNamespace(shape=(4096, 512))
+    ends = {(4, 1 << 16): 381, (4, 1 << 20): 32, (128, 1 << 20): 381, (1, 1 << 20): 381}
+    for (ratio, stop), rows in ends.items():
+        layer = SimpleNamespace(compress_ratio=ratio, topk_indices_buffer=buffer)
+        span = RowSpan(0, 0, ImageSpan(stop - 381, stop))
+        assert flashinfer.sm100_rows(layer, span) == rows
+
+
+def test_keys_beyond_the_caches_table_are_an_error_before_the_kernel() -> None:
+    table = torch.zeros((1, 6), dtype=torch.int32)
+    metadata = SimpleNamespace(block_table=table, block_size=64, num_decodes=0)
+    for stop, good in ((384, True), (385, False)):
+        span = RowSpan(0, 0, ImageSpan(100, stop))
+        none = torch.zeros(0)
+        seen = row_math.ImageVisibility(none, none, none, (span,), WINDOW, 384)
+        if good:
+            slots, lens = flashinfer.slots(seen, metadata)
+            assert int(slots.max()) < 64
+            assert int(lens.max()) == stop
+        else:
+            with pytest.raises(ValueError, match="table has 6 pages of 64"):
+                flashinfer.slots(seen, metadata)

@@ -24,7 +24,7 @@ from rig_visibility import BATCHES, DIM, HEADS, Request, batch, built, metadata,
 
 from vision_exp.engine import context
 from vision_exp.engine.sightings import Block, Layers, Sightings
-from vision_exp.visibility import hooks
+from vision_exp.visibility import flashinfer, hooks
 
 
 def flashmla() -> dict[str, Any]:
@@ -221,13 +221,30 @@ def flashinfer_sm120() -> dict[str, Any]:
     return out
 
 
-def flashinfer_sm100() -> dict[str, Any]:
+def flashinfer_sm100_long() -> dict[str, Any]:
+    """The same where an image's compressed keys are too many to be copied whole."""
+    topk = sequences(built(mixed)[0], 4).topk.shape[-1]
+    limit = 7 * topk  # of rows, by seven: not a divisor of any image
+    sizes: list[int] = []
+    gathered = flashinfer.gathered
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        found = gathered(*args, **kwargs)
+        sizes.append(len(found[0]))
+        return found
+
+    with replaced(flashinfer, SM100_KEYS=0, sm100_rows=lambda *_: 7, gathered=counted):
+        out = flashinfer_sm100(ratios=(4,))
+    return {**out, "most": max(sizes), "limit": limit + 128 + 384, "calls": len(sizes)}
+
+
+def flashinfer_sm100(ratios: tuple[int, ...] = (1, 4, 128)) -> dict[str, Any]:
     """The second pass alone: vLLM's own pass over SM100's kernel is left out."""
     module = importlib.import_module("vllm.v1.attention.ops.flashmla")
     out: dict[str, Any] = {}
     seen = Sightings()
     for make in (mixed,):
-        for ratio in (1, 4, 128):
+        for ratio in ratios:
             work, meta = built(make)
             data = sequences(work, ratio)
             for keys in (*data.window_keys, *(k for k in data.compressed_keys if k is not None)):

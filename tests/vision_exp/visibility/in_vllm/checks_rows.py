@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from rig_attention import replaced
 from rig_visibility import (
     BATCHES,
     WINDOW,
@@ -105,3 +108,51 @@ def described() -> dict[str, Any]:
     finally:
         del os.environ[settings.REQUIRE_VISIBILITY.name]
     return out
+
+
+def drafting() -> dict[str, Any]:
+    """What a start with DSpark says on SM12x, by what FlashInfer's table has."""
+    platforms = importlib.import_module("vllm.platforms")
+    model = importlib.import_module("vllm.models.deepseek_v4.nvidia.model")
+    flashinfer = importlib.import_module("vllm.models.deepseek_v4.nvidia.flashinfer_sparse")
+    hf_config = SimpleNamespace(sliding_window=WINDOW, num_attention_heads=64)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=hf_config),
+        parallel_config=SimpleNamespace(tensor_parallel_size=2),
+        speculative_config=SimpleNamespace(
+            method="dspark",
+            use_dspark=lambda: True,
+            parallel_drafting=True,
+            num_speculative_tokens=6,
+        ),
+    )
+    keys = support.draft_keys(WINDOW, 6)
+    builder = new_builder(vision=True, speculative=config.speculative_config)
+    out: dict[str, Any] = {"keys": keys, "builder": builder.noncausal_index_width}
+    tables: dict[str, Any] = {
+        "none": None,
+        "images alone": frozenset({(32, 512), (64, 192), (64, 256)}),
+        "drafts too": frozenset({(32, 512), (32, keys)}),
+    }
+    classes = {
+        "sm12x": flashinfer.DeepseekV4FlashInferSM120Attention,
+        "other": type("DeepseekV4FlashMLAAttention", (), {}),
+    }
+    for gpu, attention in classes.items():
+        for name, table in tables.items():
+            with (
+                replaced(platforms, current_platform=SimpleNamespace(is_cuda=lambda: True)),
+                replaced(model, _select_dsv4_attn_cls=lambda config, cls=attention: cls),
+                replaced(support, sm120_table=lambda found=table: found),
+            ):
+                out[f"{gpu} {name}"] = said_by(lambda: support.check_drafting(config))
+    out["cpu"] = said_by(lambda: support.check_drafting(config))
+    return out
+
+
+def said_by(call: Callable[[], None]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return "accepted"

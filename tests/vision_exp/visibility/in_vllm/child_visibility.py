@@ -40,7 +40,9 @@ def main() -> None:
             attention.passed_by,
             attention.flashinfer_sm120,
             attention.flashinfer_sm100,
+            attention.flashinfer_sm100_long,
             rows.described,
+            rows.drafting,
         )
 
 

@@ -73,7 +73,7 @@ def batch(*requests: Request) -> Batch:
     return Batch(list(requests), table, table.tolist())
 
 
-def new_builder(vision: bool) -> Any:
+def new_builder(vision: bool, speculative: Any = None) -> Any:
     from vllm.v1.kv_cache_interface import SlidingWindowMLASpec
 
     swa = importlib.import_module(SWA)
@@ -85,7 +85,7 @@ def new_builder(vision: bool) -> Any:
     config = SimpleNamespace(
         model_config=SimpleNamespace(hf_config=hf_config, max_model_len=4096),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=4096, max_num_seqs=8),
-        speculative_config=None,
+        speculative_config=speculative,
         parallel_config=SimpleNamespace(),
         attention_config=SimpleNamespace(use_non_causal=False),
     )
