@@ -33,7 +33,7 @@ class Recorder:
         fsync, open_ = os.fsync, os.open
 
         def synced(handle: int) -> None:
-            self.calls.append(("fsync", os.readlink(f"/proc/self/fd/{handle}")))
+            self.calls.append(("fsync", str(Path(f"/proc/self/fd/{handle}").readlink())))
             fsync(handle)
 
         def opened(path: str, flags: int, *rest: int, **options: int) -> int:
@@ -105,7 +105,7 @@ def check_order(seen: Recorder, box: Path) -> None:
             assert ("fsync", path) in calls[at:], f"{path} not synced"
         own = ".tmp" in path or "/undo" in path or ".vision-exp-" in path
         if what == "rename" or (what == "unlink" and not own):
-            folder = os.path.dirname(path)
+            folder = str(Path(path).parent)
             later = [i for i, call in enumerate(calls) if i > at and call == ("fsync", folder)]
             assert later, f"the name {path} is not synced"
             others = [i for i in range(at + 2, later[0]) if calls[i][0] in ("rename", "unlink")]
@@ -309,7 +309,7 @@ def test_owner_and_links(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_old_bytes_are_for_the_user_alone(box: Path, killed: journals.Journal) -> None:
-    assert stat.S_IMODE(os.stat(state.undo_folder(str(box / "vllm"))).st_mode) == 0o700
+    assert stat.S_IMODE(Path(state.undo_folder(str(box / "vllm"))).stat().st_mode) == 0o700
 
 
 @pytest.fixture
@@ -358,7 +358,7 @@ def test_a_link_in_the_place_of_our_notes_is_refused(box: Path, folder: bool) ->
         notes.symlink_to(elsewhere)
     else:
         (notes / "lock").symlink_to(elsewhere / "x")
-    with pytest.raises(HotfixError, match="not what this tool makes"):
-        with lock.locked(str(notes / "lock"), Effects(), 0):
-            pass
+    wanted = pytest.raises(HotfixError, match="not what this tool makes")
+    with wanted, lock.locked(str(notes / "lock"), Effects(), 0):
+        pass
     assert not list(elsewhere.iterdir())
