@@ -246,13 +246,13 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--check", action="store_true", help="only look for the places")
-    parser.add_argument("--only", default="", help="only faults whose text matches this pattern")
+    parser.add_argument("--only", default="", help="only faults whose file and text match")
     parser.add_argument(
         "--limit", type=float, default=LIMIT_S, help="seconds for one fault's tests"
     )
     arguments = parser.parse_args()
     faults = read(arguments.rooms)
-    faults = [one for one in faults if re.search(arguments.only, one.seen)]
+    faults = [one for one in faults if re.search(arguments.only, f"{one.file} {one.seen}")]
     wrong = check(faults)
     if wrong or arguments.check:
         print("\n".join(wrong) or f"{len(faults)} faults, every place is found once")

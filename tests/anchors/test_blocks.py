@@ -40,6 +40,10 @@ def test_blocks_come_and_go_without_a_trace(lines: list[str], newline: str, ends
         assert made.count(b"\r\n") in (0, made.count(b"\n"))
 
 
+def test_places_are_lines_of_the_file_as_it_was() -> None:
+    assert fences.insert(b"1\n2\n3\n", [(1, "a\n"), (2, "b\n")]) == b"1\na\n2\nb\n3\n"
+
+
 def test_one_odd_line_end_does_not_decide() -> None:
     assert fences.newline_of(b"a\nb\nc\r\n") == "\n"
     assert fences.newline_of(b"a\r\nb\r\nc\n") == "\r\n"

@@ -246,6 +246,23 @@ def test_rules_of_a_connector(computed: int, count: int, taken: int) -> None:
     )
 
 
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_rules_of_a_connector_that_recomputes(policy: str) -> None:
+    made, _ = rules()
+    scheduler = made.scheduler
+    scheduler._try_schedule_encoder_inputs = None
+    coordinator = SimpleNamespace(find_longest_cache_hit=None)
+    scheduler.kv_cache_manager = SimpleNamespace(get_computed_blocks=None, coordinator=coordinator)
+    scheduler.connector = SimpleNamespace(get_num_new_matched_tokens=None)
+    scheduler.vllm_config.kv_transfer_config.kv_load_failure_policy = policy
+    if policy == "fail":
+        made.install()
+        assert scheduler.connector.get_num_new_matched_tokens is not None
+    else:
+        with pytest.raises(ValueError, match="use 'fail'"):
+            made.install()
+
+
 def test_an_image_as_long_as_a_step_is_kept_whole_and_a_longer_one_waits_for_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
