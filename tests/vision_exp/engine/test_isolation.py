@@ -1,4 +1,4 @@
-"""Which requests an image that fails takes with it, decision by decision; the ranks' answers too."""
+"""Which requests a failing image takes with it, decision by decision, and what the ranks agree on."""
 
 from __future__ import annotations
 
