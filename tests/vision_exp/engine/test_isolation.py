@@ -1,4 +1,4 @@
-"""Which requests a failing image takes with it, decision by decision, and what the ranks agree on."""
+"""Which requests a failing image takes with it, and what the ranks agree on."""
 
 from __future__ import annotations
 
@@ -270,13 +270,17 @@ def test_one_image_fails_alone_and_recovers() -> None:
     assert [bool(r.sum()) for r in rows] == [True, False]
     assert [*made.reasons] == ["b"]
     assert len(made.encode(encode, inputs(3), template)) == 1
+    made.will_encode(["d", "e"], [("image", 0)] * 2)
+    made.encode(encode, inputs(1), template)
+    made.encode(encode, inputs(2), template)
+    assert [*made.reasons] == ["b", "e"]
     cache = {"b": rows[1]}
     made.begin(step(0, 1), cache)
     assert cache == {}
     bad.clear()
     made.will_encode(["b"], [("image", 0)])
     made.encode(encode, inputs(2), template)
-    assert made.reasons == {}
+    assert [*made.reasons] == ["e"]
     made.will_encode(["b"], [("image", 0)])
     made.encode(lambda llm_grid, **_: [torch.ones(1, 3)] * len(llm_grid), inputs(2), template)
     assert "rows for images" in made.reasons["b"]
