@@ -3,17 +3,23 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import native_image
 import pytest
 import torch
 
+from vision_exp.config import VisionConfigError
 from vision_exp.layout import (
     PLACEHOLDER_ID,
+    RESERVED_IDS,
     SENTINEL_FIRST,
+    SENTINELS,
+    TOKENS,
     TokenType,
     block_length,
     build_block,
+    check_tokenizer,
     image_token_mask,
     leading_pads,
 )
@@ -86,3 +92,17 @@ def test_mask_takes_the_five_types_and_nothing_else():
     ids = torch.arange(SENTINEL_FIRST - 2, SENTINEL_FIRST + 8)
     assert ids[image_token_mask(ids)].tolist() == [SENTINEL_FIRST + kind for kind in TokenType]
     assert not image_token_mask(torch.tensor([PLACEHOLDER_ID])).any()
+
+
+def test_reserved_ids_are_the_five_types_and_the_placeholder():
+    assert {SENTINEL_FIRST + kind for kind in TokenType} == SENTINELS
+    assert {*SENTINELS, PLACEHOLDER_ID} == RESERVED_IDS
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_a_tokenizer_that_maps_a_token_elsewhere_is_refused(name):
+    check_tokenizer(None)
+    check_tokenizer(SimpleNamespace(convert_tokens_to_ids=TOKENS.get))
+    moved = {**TOKENS, name: 7}
+    with pytest.raises(VisionConfigError, match="to 7, not to"):
+        check_tokenizer(SimpleNamespace(convert_tokens_to_ids=moved.get))

@@ -62,6 +62,14 @@ def test_every_position_decides(requests):
     assert not ended & seen.keys()
 
 
+def test_an_id_used_again_starts_anew():
+    seen: step.Blocks = {}
+    images = [SimpleNamespace(req_id="a", num_computed_tokens=0, mm_features=_features([(2, 6)]))]
+    assert step.observe(seen, _output(new=images, counts={"a": 9}))[0].has_image_rows
+    text = [SimpleNamespace(req_id="a", num_computed_tokens=0, mm_features=[])]
+    assert not step.observe(seen, _output(new=text, counts={"a": 9}))[0].has_image_rows
+
+
 def _features(blocks):
     return [
         SimpleNamespace(mm_position=SimpleNamespace(offset=offset, length=length))

@@ -171,7 +171,10 @@ def test_small_batches_and_id_types(rows, dtype):
     "change, message",
     [
         ({"logits": torch.zeros(4, 256, dtype=torch.float16)}, "float32 or bfloat16"),
+        ({"logits": torch.zeros(256)}, "2-D"),
         ({"top_k": 9}, "top_k"),
+        ({"bias_vl": torch.zeros(256, dtype=torch.float64)}, "bias_vl"),
+        ({"bias": torch.zeros(255)}, "text rows need"),
         ({"bias": None}, "text rows need"),
         ({"bias_vl": torch.zeros(255)}, "bias_vl"),
         ({"image_mask": torch.zeros(4, dtype=torch.int32)}, "image_mask"),
