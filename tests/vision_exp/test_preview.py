@@ -85,7 +85,7 @@ def test_what_cannot_be_used_is_told_apart(
     config.write_text('{"hidden_size": 4096}')
     cases = {
         (str(tmp_path / "none.png"), "-o", str(out)): (1, f"{tmp_path / 'none.png'} cannot be"),
-        (str(source), "--config", str(config)): (2, "vision_n_layers is missing"),
+        (str(source), "--config", str(config)): (2, "vision_min_pixels is missing"),
         (str(source), "--config", str(source)): (2, f"--config {source} is no config.json"),
         (str(source), "--config", "none.json"): (2, "--config none.json is no config.json"),
         (str(source), "-o", str(tmp_path)): (2, "is a folder"),

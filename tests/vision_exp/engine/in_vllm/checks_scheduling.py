@@ -168,7 +168,10 @@ def refusal() -> dict[str, Any]:
     config = scheduler.vllm_config
     prompt = request(scheduler, "r", 900, [(400, 383, "a")])
     out = {"wrapped": hasattr(input_processor.InputProcessor.process_inputs, "__wrapped__")}
-    processor = SimpleNamespace(vllm_config=config)
+    for feature in prompt.mm_features:
+        feature.data = {}  # as it comes with its image
+    renderer = SimpleNamespace(mm_processor_cache=None)
+    processor = SimpleNamespace(vllm_config=config, renderer=renderer)
     for tokens in (383, 382):
         config.scheduler_config.max_num_batched_tokens = tokens
         out[str(tokens)] = taken_in(prompt, processor)

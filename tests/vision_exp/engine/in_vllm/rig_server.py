@@ -86,7 +86,7 @@ class Server(rig_http.Api):
 
     def __init__(self, url: str, engine: Any, loop: Any) -> None:
         model = engine.vllm_config.model_config.model
-        super().__init__(url, model, None)  # type: ignore[arg-type]
+        super().__init__(url, model, None, None)  # type: ignore[arg-type]
         self.engine, self.loop = engine, loop
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
