@@ -137,6 +137,8 @@ def test_flashinfer_without_its_kernels_is_causal(world: dict[str, Any]) -> None
     assert "flashmla-is-missing" in support.describe(config())
     select(world, "DeepseekV4FlashInferSM120Attention")
     world["flashinfer.mla._sparse_mla_sm120"]._DECODE_DSV4_DISPATCH = set()
+    assert "has-no-kernel-for-64-heads-640-keys" in support.describe(config())
+    del world["flashinfer.mla._sparse_mla_sm120"]._DECODE_DSV4_DISPATCH
     assert "has-no-sm120-sparse-mla" in support.describe(config())
 
 
