@@ -51,13 +51,15 @@ def replays(engine: Engine) -> tuple[bool, str]:
 def dispatched(engine: Engine) -> Iterator[list[str]]:
     """The graph mode of every step, by name: the last that its dispatcher gave before it ran."""
     modes: list[str] = []
-    dispatcher, runner = engine.runner.cudagraph_dispatcher, engine.runner
+    runner = engine.runner
+    older = getattr(runner, "cudagraph_dispatcher", None)
+    dispatcher = runner.cudagraph_manager if older is None else older  # V2's has one value
     choose, execute = dispatcher.dispatch, runner.execute_model
     latest: list[str] = []
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
         found = choose(*args, **kwargs)
-        latest.append(found[0].name)
+        latest.append((found.cg_mode if older is None else found[0]).name)
         return found
 
     def executed(*args: Any, **kwargs: Any) -> Any:

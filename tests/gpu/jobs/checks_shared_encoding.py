@@ -41,11 +41,12 @@ class Story:
 def entry(engine: Engine, key: str) -> Entry:
     manager = engine.scheduler.encoder_cache_manager
     users = manager.cached.get(key)
+    held = engine.runner.encoder_cache
     return Entry(
         users=len(users or ()),
         reclaimable=key in manager.freeable,
         scheduler=users is not None,
-        worker=key in engine.runner.encoder_cache,
+        worker=key in getattr(held, "encoder_outputs", held),  # a class of its own in V2
     )
 
 
