@@ -276,9 +276,11 @@ def _tolerant(stream: TextIO | None) -> TextIO:
 
 def _was_interrupted(error: BaseException | None) -> bool:
     """Whether this came of an interrupt: compiled modules that are imported make others of it."""
-    while error and not isinstance(error, KeyboardInterrupt):
+    seen: list[BaseException] = []
+    while error and error not in seen:  # a cause may have come of what it caused
+        seen.append(error)
         error = error.__cause__ or error.__context__
-    return error is not None
+    return any(isinstance(each, KeyboardInterrupt) for each in seen)
 
 
 def _stop(number: int, frame: object) -> None:

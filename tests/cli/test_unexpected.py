@@ -127,3 +127,11 @@ def test_an_interrupt_during_an_import(tmp_path: Path, module: str, rest: str) -
     assert answer.code == 130, answer.err
     assert answer.cause.startswith("[vision-exp] interrupted before anything was")
     assert "Traceback" not in answer.err
+
+
+def test_errors_that_caused_each_other_are_no_interrupt() -> None:
+    one, two = OSError("one"), OSError("two")
+    one.__cause__, two.__cause__ = two, one
+    assert not hotfix._was_interrupted(one)
+    two.__cause__ = KeyboardInterrupt()
+    assert hotfix._was_interrupted(one)
