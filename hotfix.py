@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _next(result: Report) -> str:
     """The command after this one, "" where nothing is to be done."""
-    if result["error"]:
+    if result["error"] and not result["next"]:
         return str(result["error"]["hint"])
     if result["verb"] not in ("apply", "status", "verify", "doctor", "bundle"):
         return ""
@@ -117,9 +117,10 @@ def _show(arguments: argparse.Namespace, result: Report) -> None:
     if text is not None:
         tinted = arguments.verb == "diff" and output.uses_colour(arguments.color)
         sys.stdout.write(output.diff(text) if tinted else text)
-        if result["next"] and not result["error"]:
+        if result["next"]:
             print(f"next: {result['next']}")
-    elif not arguments.quiet and not trace:
+        return  # what is wrong is part of the text
+    if not arguments.quiet and not trace:
         colour = output.uses_colour(arguments.color)
         print(output.text(result, colour=colour, verbose=arguments.verbose))
         if result.get("summary"):

@@ -72,7 +72,6 @@ def run_log(arguments: argparse.Namespace) -> Report:
 def _answered(result: Report, found: verdict.Verdict, facts: list[tuple[str, str]]) -> Report:
     result["verdict"] = {"word": found.word, "reason": found.reason}
     result["exit"], result["next"] = found.exit_code, found.next
-    result["error"] = None  # its hint is the verdict's
     result["doctor"] = [{"fact": name, "value": value} for name, value in facts]
     result["text"] = f"{PREFIX} {found.word}: {found.reason}\n{_screen(result, facts)}"
     return result

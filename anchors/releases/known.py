@@ -30,6 +30,11 @@ class Release:
     runs: bool = False
 
 
+#: The first vLLM whose FlashInfer has SM12x kernels for DSpark's rows (docs/machines.md).
+DRAFTS_ON_SM12X = "0.29.0"
+#: The first vLLM that serves the model itself with a FlashInfer that takes its image rows on SM12x.
+NATIVE_ON_SM12X = "0.31.0"
+
 #: Oldest first.
 KNOWN = (
     Release("0.22.0", WITHOUT_DSPARK),
@@ -48,11 +53,6 @@ KNOWN = (
     Release("0.32.0", NATIVE, runs=True),
     Release("0.33.0", NATIVE),
 )
-
-#: The first vLLM whose FlashInfer has SM12x kernels for DSpark's rows (docs/machines.md).
-DRAFTS_ON_SM12X = "0.29.0"
-#: The first vLLM that serves the model itself with a FlashInfer that takes its image rows on SM12x.
-NATIVE_ON_SM12X = "0.31.0"
 
 
 def versions(*kinds: str) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ def test_the_state_of_a_tree(states: list[str], before: dict[str, Any], wanted: 
         FilePlan(f"f{n}.py", b"now", b"s", b"now", (AnchorState("a", one),))
         for n, one in enumerate(states)
     )
-    assert plan._state(files, before)[0] == wanted
+    assert plan._state(files, (), "", before)[0] == wanted
 
 
 def test_the_recorded_root_is_one_that_all_hooks_name() -> None:
@@ -157,7 +157,7 @@ def test_the_recorded_root_is_one_that_all_hooks_name() -> None:
 def test_a_file_that_its_package_imports_must_be_there(
     optional: bool, imports: bytes, may: bool
 ) -> None:
-    site = dataclasses.replace(SITE, file="m/nvidia/mtp.py", optional=optional)
+    site = dataclasses.replace(SITE, file="models/deepseek_v4/nvidia/mtp.py", optional=optional)
     assert plan.may_be_absent((site,), imports) == may
 
 
@@ -209,9 +209,19 @@ def test_a_newer_receipt_is_left_alone(tmp_path: Path, newer: dict[str, Any]) ->
 def test_an_applied_tree_with_what_lies_beside_it(
     monkeypatch: pytest.MonkeyPatch, recorded: str | None, staged: str, wanted: str
 ) -> None:
-    former = recorded and SimpleNamespace(plan=recorded, overlay_root="/r", after={})
+    former = recorded and SimpleNamespace(
+        plan=recorded, overlay_root="/r", after={}, judged={}, platform=""
+    )
     made = SimpleNamespace(
-        state="applied", detail="", overlay_root="/r", former=former, digest="p", files=(), notes=()
+        state="applied",
+        detail="",
+        overlay_root="/r",
+        former=former,
+        digest="p",
+        files=(),
+        notes=(),
+        judged={},
+        platform="",
     )
     monkeypatch.setattr(receipt, "load", lambda root: (former, ""))
     monkeypatch.setattr(assess, "make", lambda *_, **__: made)
@@ -231,7 +241,7 @@ def test_an_overlay_that_is_not_as_staged_or_that_another_vllm_uses_stays(tmp_pa
     (package / "__init__.py").chmod(0o644)
     shipped = SimpleNamespace(digest="d", files={})
     with pytest.raises(HotfixError, match="not put there by this tool"):
-        staging.stage(str(root), "/v", shipped)
+        staging.stage(str(root), str(tmp_path), shipped)
     manifest = Path(staging._manifest_path(str(root)))
     manifest.write_bytes(staging._encode(str(staged_digest(str(package))), ["/v"]))
     assert [tree.files for tree in staging.unstage(str(root), "/v").trees] == [None]

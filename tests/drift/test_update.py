@@ -135,7 +135,7 @@ def test_a_site_is_a_file_and_a_release_is_a_line(copy: Path) -> None:
     row = "| `harmless` | `config/speculative.py` | one line that does nothing |"
     assert f"{row} {OLD} to {NEW} |" in (copy / "docs/reference.md").read_text()
     assert f"vLLM {BASE} to {NEW} stops" in readme
-    assert call(copy, "anchors.releases.known").stdout == f"{NEW}\n"
+    assert call(copy, "anchors.releases.known", "latest").stdout == f"{NEW}\n"
 
 
 def test_nothing_is_left_to_write() -> None:

@@ -201,11 +201,13 @@ def output(reason: str | None, stop: Any = None) -> Any:
     return SimpleNamespace(request_id="r", outputs=[one])
 
 
-def test_a_stream_ends_with_our_errors_alone() -> None:
-    fine = [output(None), output("error"), output("stop", "word"), output("stop", 7)]
+def test_a_stream_ends_with_every_error_and_with_nothing_else() -> None:
+    fine = [output(None), output("stop", "word"), output("stop", 7)]
     assert answers(*fine)[0] == fine
     with pytest.raises(KeyError):
         answers(output(None), output("error", "an image"))
+    with pytest.raises(KeyError, match="see the server's log"):
+        answers(output(None), output("error"))
     assert answers(output("hang up"), output(None))[1]
 
 
