@@ -101,6 +101,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _next(result: Report) -> str:
     """The command after this one, "" where nothing is to be done."""
+    if "manifest" in result:  # what it prints is a file for another node
+        return ""
     if result["error"] and not result["next"]:
         return str(result["error"]["hint"])
     if result["verb"] not in ("apply", "status", "verify", "doctor", "bundle"):
@@ -117,10 +119,11 @@ def _show(arguments: argparse.Namespace, result: Report) -> None:
     if text is not None:
         tinted = arguments.verb == "diff" and output.uses_colour(arguments.color)
         sys.stdout.write(output.diff(text) if tinted else text)
-        if result["next"]:
+        if result["next"] and ("verdict" in result or not result["error"]):
             print(f"next: {result['next']}")
-        return  # what is wrong is part of the text
-    if not arguments.quiet and not trace:
+        if "verdict" in result:  # which says what is wrong
+            return
+    elif not arguments.quiet and not trace:
         colour = output.uses_colour(arguments.color)
         print(output.text(result, colour=colour, verbose=arguments.verbose))
         if result.get("summary"):

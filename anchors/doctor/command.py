@@ -35,8 +35,8 @@ def run(arguments: argparse.Namespace, target: Target, shipped: Mapping[str, byt
         result["text"] = json.dumps(here, indent=1, sort_keys=True) + "\n"
         return result
     gpus, installed = environment.gpus(), machine.read(target.root)
-    facts = _facts(target, result, gpus, installed)
     rule = drafting.legal_k(_bytes(target, drafting.FILE))
+    facts = _facts(target, result, gpus, installed, rule)
     hint = result["error"]["hint"] if result["error"] else ""
     findings = [
         *verdict.of_tree(result["state"], result["detail"], hint or "python3 hotfix.py apply"),
@@ -89,14 +89,18 @@ def _log_facts(agreement: log.Agreement) -> list[tuple[str, str]]:
 
 
 def _facts(
-    target: Target, result: Report, gpus: tuple[environment.Gpu, ...], here: machine.Installed
+    target: Target,
+    result: Report,
+    gpus: tuple[environment.Gpu, ...],
+    here: machine.Installed,
+    rule: drafting.Rule,
 ) -> list[tuple[str, str]]:
     facts = [
         ("interpreter", f"{sys.executable} ({sys.version.split()[0]})"),
         ("vLLM", f"{target.version or 'unknown version'} at {target.root}"),
         ("installed", environment.installed_by(target.root)),
         ("caches", _caches(result["state"])),
-        ("draft tokens", _draft(target)),
+        ("draft tokens", _draft(rule)),
         ("rms_norm_eps", _eps(target)),
     ]
     facts += _machine(result, gpus, here)
@@ -136,8 +140,7 @@ def _caches(state: str) -> str:
     return f"cleared by apply: {', '.join(entries)}"
 
 
-def _draft(target: Target) -> str:
-    rule = drafting.legal_k(_bytes(target, drafting.FILE))
+def _draft(rule: drafting.Rule) -> str:
     if rule.reason:
         return f"unknown: {rule.reason}"
     legal = ", ".join(map(str, rule.legal)) or "none"

@@ -89,6 +89,13 @@ def test_manifests_of_equal_nodes_agree_and_of_others_do_not(
     assert "models/deepseek_v4/nvidia/mtp.py: " in different.stdout
 
 
+def test_the_manifest_of_a_tree_that_is_not_applied_is_json_alone(tmp_path: Path) -> None:
+    root = sources.install("0.29.0", tmp_path / "site")
+    found = hotfix("--root", str(root), "doctor", "--manifest")
+    assert found.returncode == 1
+    assert json.loads(found.stdout)["files"]
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", None])
 def test_a_bad_manifest_is_bad_usage(
     applied: list[str], tmp_path: Path, content: str | None
