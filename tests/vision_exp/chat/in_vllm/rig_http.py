@@ -137,6 +137,17 @@ def running(server: rig.Server) -> Any:
         await web.serve(sockets=[sock])
         engine.shutdown()
 
+    with in_thread(serve, found, ready) as url:
+        yield Api(url, model, found["core"], server)
+
+
+@contextmanager
+def in_thread(serve: Any, found: dict[str, Any], ready: threading.Event) -> Any:
+    """The URL of what ``serve(socket)`` serves in a thread of its own, until the block ends.
+
+    It sets ``ready`` once it listens, with its uvicorn server as ``found["web"]``.
+    """
+
     def target(sock: socket.socket) -> None:
         try:
             asyncio.run(serve(sock))
@@ -153,9 +164,8 @@ def running(server: rig.Server) -> Any:
         ready.wait(120)
         if "error" in found:
             raise found["error"]
-        api = Api(f"http://127.0.0.1:{sock.getsockname()[1]}", model, found["core"], server)
         try:
-            yield api
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         finally:
             found["web"].should_exit = True
             thread.join(20)

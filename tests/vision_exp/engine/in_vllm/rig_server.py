@@ -171,25 +171,5 @@ def running(vllm_config: Any) -> Iterator[Server]:
         finally:
             engine.shutdown()
 
-    def target(sock: socket.socket) -> None:
-        try:
-            asyncio.run(serve(sock))
-        except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
-            found["error"] = error
-        finally:
-            ready.set()
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen(16)
-        thread = threading.Thread(target=target, args=(sock,), daemon=True)
-        thread.start()
-        ready.wait(120)
-        if "error" in found:
-            raise found["error"]
-        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        try:
-            yield Server(url, found["engine"], found["loop"])
-        finally:
-            found["web"].should_exit = True
-            thread.join(20)
+    with rig_http.in_thread(serve, found, ready) as url:
+        yield Server(url, found["engine"], found["loop"])
