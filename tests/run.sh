@@ -27,11 +27,13 @@ trap 'rm -f "$VISION_EXP_TEST_DOWNLOADS"' EXIT
 SECONDS=0
 echo "tests: environment $VENV and sources in $VISION_EXP_TEST_CACHE need 6.7 GB in all, fetched once"
 PYTHONPATH="$REPO" "$python" tests/support/environment.py "$VENV" "$VISION_EXP_TEST_CACHE" </dev/null
+# Types are checked on one core while the other waits for the network.
+"$VENV/bin/mypy" --no-error-summary </dev/null &
+types=$!
 PYTHONPATH="$REPO" "$VENV/bin/python" tests/support/sources.py </dev/null
-
 "$VENV/bin/ruff" check --quiet .
 "$VENV/bin/ruff" format --check --quiet .
-"$VENV/bin/mypy" --no-error-summary
+wait "$types"
 # Printed apart: how long downloads take is the index's and the network's doing.
 downloads=$(awk '{ sum += $1 } END { printf "%d", sum }' "$VISION_EXP_TEST_DOWNLOADS")
 set_up=$((SECONDS - downloads))
