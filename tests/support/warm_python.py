@@ -26,6 +26,7 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
+import warm_loops
 import warm_module
 
 # What the releases import at their start. One that is missing here is imported by the script, or
@@ -55,6 +56,8 @@ MODULES = (
     "xgrammar",
     "hypothesis",
 )
+#: Scripts that prepare images.
+WITH_IMAGES = ("child_overlay.py", "child_chat.py", "child_sequences.py", "child_failures.py")
 
 
 def main() -> None:
@@ -64,13 +67,18 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # else the collector of every fork copies all of these objects' pages
     helper = warm_module.Helper()
+    loops: warm_loops.Compiled | None = None
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
+        if loops is None and Path(request["script"]).name in WITH_IMAGES:
+            loops = warm_loops.compiled()
+            gc.freeze()
         process = os.fork()
         if process == 0:
             answers.close()
             subprocess.run = helper.instead_of(subprocess.run)
+            sys.meta_path[:0] = [] if loops is None else [loops]
             run(**request)
         print(process, file=answers, flush=True)
         status = os.waitpid(process, 0)[1]
