@@ -42,6 +42,7 @@ MODULES = (
     "transformers.tokenization_mistral_common",
     "transformers.video_processing_utils",
     "openai",
+    "anthropic",
     "fastapi",
     "uvicorn",
     "aiohttp",

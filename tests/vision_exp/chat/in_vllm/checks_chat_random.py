@@ -144,14 +144,14 @@ def any_message(chooser: random.Random) -> dict[str, Any]:
     )
 
 
-def check_2000_conversations(server: Server) -> None:
+def check_1000_conversations(server: Server) -> None:
     """Placeholders are the structured parts in order, and the text survives.
 
     Others in each release. Not by hypothesis, which took twice as long to draw one as this to
     check it.
     """
     refusals = 0
-    for number in range(2000):
+    for number in range(1000):
         chooser = random.Random(f"{vllm.__version__} {number}")
         messages = [any_message(chooser) for _ in range(chooser.randrange(1, 6))]
         thinking = chooser.random() < 0.5
@@ -159,7 +159,7 @@ def check_2000_conversations(server: Server) -> None:
             refusals += not placed(server, messages, thinking)
         except Exception as error:
             raise AssertionError(f"conversation {number}: {messages}") from error
-    assert 0 < refusals < 1000
+    assert 0 < refusals < 500
 
 
 def placed(server: Server, messages: list[Any], thinking: bool) -> bool:
