@@ -2,8 +2,8 @@
 
     python bench/beside.py FOUND.jsonl [--keep]
 
-FOUND holds what `tests/gpu/run.sh beside` and `beside_start` measured. Runs alternated, so the ratio
-is of pairs: the geometric mean of run i's two values, with a 95 % interval of Student's t over the
+FOUND holds what `tests/gpu/run.sh beside` and `beside_start` measured. Runs alternated, so the
+ratio is of pairs: the geometric mean of run i's two values, with a 95 % interval of Student's t over the
 logarithms. Exit 1 where the ratio misses its goal; a row with fewer than five pairs says so.
 `--keep` writes bench/results/beside-DATE.json.
 """
@@ -82,7 +82,7 @@ class Line:
     def verdict(self) -> str:
         if self.reached is None:
             return "told"
-        inside = self.low < (self.goal or 0) < self.high
+        inside = self.pairs > 1 and self.low < (self.goal or 0) < self.high
         words = "reached" if self.reached else "MISSED"
         words += " (the interval holds the goal)" if inside else ""
         return words if self.pairs >= WANTED or self.unit == "B" else f"{words}, {self.pairs} runs"
@@ -120,9 +120,7 @@ def line(found: list[dict[str, Any]], goal: Goal) -> Line | None:
     if not pairs:
         return None
     middle = [statistics.median(side) for side in zip(*pairs, strict=True)]
-    return Line(
-        goal.what, goal.unit, *middle, *ratio(pairs), len(pairs), goal.limit, goal.at_least
-    )
+    return Line(goal.what, goal.unit, *middle, *ratio(pairs), len(pairs), goal.limit, goal.at_least)
 
 
 def main(path: str, *options: str) -> int:

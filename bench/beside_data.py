@@ -1,8 +1,8 @@
 """The requests of a comparison, a file for each row and run: written once, asked of both servers.
 
 Images of 1920x1080 are those of `vllm bench serve --dataset-name random-mm` with the bucket
-{(1080,1920,1): 1.0}: independent random pixels as JPEG. Those of 3840x2160 are smooth: random pixels
-of that size would measure the network's work with 5 MB each. No image appears in two files.
+{(1080,1920,1): 1.0}: independent random pixels as JPEG. Those of 3840x2160 are smooth: random
+pixels of that size would measure the network's work with 5 MB each. No image appears in two files.
 """
 
 from __future__ import annotations

@@ -54,9 +54,7 @@ def test_a_machine_that_slows_both_widens_nothing() -> None:
 def test_more_requests_a_second_are_wanted(
     ours: list[float], native: list[float], verdict: str
 ) -> None:
-    each = beside.line(
-        found("images_8", ours, native), goal("image requests a second, 8 clients")
-    )
+    each = beside.line(found("images_8", ours, native), goal("image requests a second, 8 clients"))
     assert each is not None
     assert each.verdict == verdict
 

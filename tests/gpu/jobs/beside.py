@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests"), str(ROOT / "bench")]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "bench"))
 
 import beside_data
 from beside_load import Load, drive
@@ -29,7 +31,7 @@ from gpu.lib.beside import IMAGES, Kept, Server, Tree, await_all, freed_by_stop,
 from gpu.lib.rig import Report
 
 SIDES = ("ours", "native")
-#: Letters and tokens of the streams beside which images arrive: longer than the images take.
+#: Tokens of the streams beside which images arrive: longer than the images take.
 STREAM_TOKENS = 600
 
 
@@ -37,9 +39,7 @@ def plan(folder: Path, run: int) -> dict[str, tuple[str, Load, Load | None, str]
     """Row: the checkpoint, its load, a load beside it, the value of which is taken."""
 
     def load(name: str, tokens: int, **more: Any) -> Load:
-        return Load(
-            beside_data.path(folder, name, run), beside_data.COUNTS[name], tokens, **more
-        )
+        return Load(beside_data.path(folder, name, run), beside_data.COUNTS[name], tokens, **more)
 
     streams = load("streams", STREAM_TOKENS, clients=16)
     return {
@@ -64,7 +64,7 @@ def measure(args: argparse.Namespace) -> int:
             tree,
             str(getattr(args, kind)),
             8201 + index,
-            args.logs / f"beside-{side}-{kind}-serve.log",
+            log(args, side, kind),
             IMAGES if kind == "vision" else [],
         )
         for index, (side, kind, tree) in enumerate(
@@ -81,7 +81,7 @@ def measure(args: argparse.Namespace) -> int:
         about(kept, servers)
         for run in range(args.runs + 1):
             rows(run, args, kept, servers, pool, until)
-            if run == 1:
+            if run == 1 and not (args.rows / "beside_prompts.json").exists():
                 prompts(args, servers)
         if args.runs:
             # The vision servers first: what they share with nobody else comes free.
@@ -138,7 +138,13 @@ def start(args: argparse.Namespace) -> int:
         if time.monotonic() > until - 80:
             raise TimeoutError(f"cut short at start {run}: call it again to go on")
         servers = [
-            Server(tree, str(args.vision), 8211 + i, args.logs / f"beside-{side}-{run}-serve.log", IMAGES)
+            Server(
+                tree,
+                str(args.vision),
+                8211 + i,
+                args.logs / f"beside-{side}-{run}-serve.log",
+                IMAGES,
+            )
             for i, (side, tree) in enumerate(trees(args).items())
         ]
         try:
@@ -151,6 +157,10 @@ def start(args: argparse.Namespace) -> int:
             for server in servers:
                 server.stop()
     return 0
+
+
+def log(args: argparse.Namespace, side: str, what: str) -> Path:
+    return Path(args.logs / f"beside-{side}-{what}-serve.log")
 
 
 def trees(args: argparse.Namespace) -> dict[str, Tree]:
@@ -176,7 +186,7 @@ def about(kept: Kept, servers: dict[tuple[str, str], Server]) -> None:
         return
     for side in SIDES:
         (tree, *_) = servers[side, "vision"].tree.path.split(":")
-        # The stock tree of ours has its metadata among the shared packages.
+        # The metadata of ours lies among the shared packages.
         site = servers[side, "vision"].tree.path.split(":")[:2]
         release = next(d.version for d in distributions(name="vllm", path=site))
         kept.add(

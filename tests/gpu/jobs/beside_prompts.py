@@ -1,4 +1,4 @@
-"""Prompts of ours and of a native vLLM: the same token ids, and first tokens as native repeats them.
+"""Prompts of ours and of a native vLLM: the same token ids, first tokens as native repeats them.
 
 40 prompts with one to four images, every size of the goldens, several turns, tools, thinking on and
 off; eight texts of the same kinds beside them show what two releases differ by without an image.
@@ -85,7 +85,9 @@ def prompt(index: int, sizes: list[tuple[int, int]]) -> Prompt:
     content = [asked, *rest] if index % 3 == 0 else [*rest, asked]
     messages.append({"role": "user", "content": content})
     kinds = [f"{len(sizes)} images {sizes}"]
-    kinds += [word for word, on in (("turns", turns), ("tools", tools), ("thinking", thinking)) if on]
+    kinds += [
+        word for word, on in (("turns", turns), ("tools", tools), ("thinking", thinking)) if on
+    ]
     body: dict[str, Any] = {"messages": messages, "chat_template_kwargs": {"thinking": thinking}}
     return Prompt(", ".join(kinds), body | ({"tools": [TOOL]} if tools else {}))
 

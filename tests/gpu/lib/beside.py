@@ -99,9 +99,8 @@ class Server:
 
 def await_all(servers: list[Server], until: float) -> None:
     """Until all answer. Raises Lost when one ends or ``until`` (monotonic) has passed."""
-    while not all([server.up() for server in servers]):
+    while late := [server.log.name for server in servers if not server.up()]:
         if time.monotonic() > until:
-            late = [server.log.name for server in servers if not server.seconds]
             raise Lost(f"not up in time: {', '.join(late)}")
         time.sleep(0.2)
 
@@ -135,7 +134,7 @@ def overlay_of(log: Path) -> str:
 
 
 class Kept:
-    """Values, a line of JSON each, in two places: one to go on with, one that leaves the machine."""
+    """Values, a line of JSON each, in two places: to go on with, and to leave the machine."""
 
     def __init__(self, path: Path, copy: Path) -> None:
         self.path, self.copy = path, copy
