@@ -5,7 +5,7 @@
 # beside_job NAME SECONDS VERB WORD...: the client runs in ours, whose overlay it does not use.
 # What was measured is in WORK, to go on with, and in OUT after every value.
 beside_job() {
-    job "$1" "$2" "$patched" python3 "$here/jobs/beside.py" "$3" --patched "$patched" --site "$site" \
+    job "$1" "$2" "$patched" python3 "$here/jobs/checks_beside.py" "$3" --patched "$patched" --site "$site" \
         --overlay "$WORK/overlay" --native "$native" --vision "$vision" --text "$text" \
         --logs "$logs" --kept "$WORK/beside.jsonl" --copy "$OUT/beside.jsonl" \
         --data "$WORK/beside-data" --rows "$rows" --seconds "$(($2 - 30))" "${@:4}"

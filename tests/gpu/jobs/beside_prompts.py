@@ -50,8 +50,8 @@ class First:
 
 def url_of(width: int, height: int, seed: int) -> str:
     sink = io.BytesIO()
-    random_image(width, height, seed).save(sink, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(sink.getvalue()).decode()
+    random_image(width, height, seed).save(sink, format="JPEG")
+    return "data:image/jpeg;base64," + base64.b64encode(sink.getvalue()).decode()
 
 
 def prompts() -> list[Prompt]:
@@ -128,8 +128,12 @@ def compare_prompts(report: Report, urls: dict[str, str]) -> None:
     for kind, asked in (("image", prompts()), ("text", texts())):
         different = []
         for index, each in enumerate(asked):
-            native = [ask(urls["native"], each.body) for _ in range(NATIVE_REPEATS)]
-            ours = [ask(urls["ours"], each.body) for _ in range(OUR_REPEATS)]
+            try:
+                native = [ask(urls["native"], each.body) for _ in range(NATIVE_REPEATS)]
+                ours = [ask(urls["ours"], each.body) for _ in range(OUR_REPEATS)]
+            except (OSError, ValueError) as error:
+                different.append(f"{index} ({each.kinds}): {error}")
+                continue
             if ours[0].ids != native[0].ids:
                 different.append(f"{index} ({each.kinds}): {parting(ours[0].ids, native[0].ids)}")
             away = min(distance(ours[0].row, one.row) for one in native)

@@ -1,8 +1,8 @@
 """Ours beside a vLLM with native vision, on one GPU: every value is written as it comes.
 
-    beside.py measure --runs N ...   four servers (vision and text checkpoint of both), N runs of
-                                     each row, alternating; prompts compared after the first run
-    beside.py start --runs N ...     both vision servers started at the same moment, N times
+    checks_beside.py measure --runs N ...   four servers (vision and text checkpoint of both), N
+                                            alternating runs of each row; prompts after the first
+    checks_beside.py start --runs N ...     both vision servers started at one moment, N times
 
 Run 0 is never kept: it compiles kernels. A second call goes on where the first was cut off.
 """
@@ -19,16 +19,15 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
-sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
 
 import beside_data
 from beside_load import Load, drive
 from gpu.jobs.beside_prompts import compare_prompts
-from gpu.lib.beside import IMAGES, Kept, Server, Tree, await_all, freed_by_stop, overlay_of
 from gpu.lib.rig import Report
+from gpu.lib.servers import IMAGES, Kept, Server, Tree, await_all, freed_by_stop, overlay_of
 
 SIDES = ("ours", "native")
 #: Tokens of the streams beside which images arrive: longer than the images take.
@@ -79,8 +78,9 @@ def measure(args: argparse.Namespace) -> int:
         beside_data.write_all(args.data, range(args.runs + 1), max((os.cpu_count() or 2) - 6, 1))
         await_all(list(servers.values()), until)
         about(kept, servers)
+        missing = 0
         for run in range(args.runs + 1):
-            rows(run, args, kept, servers, pool, until)
+            missing += rows(run, args, kept, servers, pool, until)
             if run == 1 and not (args.rows / "beside_prompts.json").exists():
                 prompts(args, servers)
         if args.runs:
@@ -91,7 +91,7 @@ def measure(args: argparse.Namespace) -> int:
         for server in servers.values():
             server.stop()
         pool.shutdown(cancel_futures=True)
-    return 0
+    return int(missing > 0)
 
 
 def rows(
@@ -101,19 +101,30 @@ def rows(
     servers: dict[tuple[str, str], Server],
     pool: ProcessPoolExecutor,
     until: float,
-) -> None:
-    """One run of every row, the side that begins another one each time."""
+) -> int:
+    """One run of every row, the side that begins another one each time; how many values lack.
+
+    A row that fails is told and the others go on. Where time is up, a second call goes on.
+    """
+    missing = 0
     for row, (kind, load, beside, value) in plan(args.data, run).items():
         for side in SIDES if run % 2 else SIDES[::-1]:
             if kept.has(row, side, run):
                 continue
-            if time.monotonic() > until - 20:
-                raise TimeoutError(f"cut short at {row}, run {run}: call it again to go on")
+            if time.monotonic() > until - 40:
+                print(f"[beside] no time left for {row} {side} {run}", flush=True)
+                missing += 1
+                continue
             server = servers[side, kind]
             waiting = [pool.submit(drive, load, server.url, server.model)]
             if beside:
                 waiting.append(pool.submit(drive, beside, server.url, server.model))
-            found = [each.result(timeout=until - time.monotonic()) for each in waiting]
+            try:
+                found = [each.result(timeout=until - time.monotonic()) for each in waiting]
+            except (RuntimeError, TimeoutError) as error:
+                print(f"[beside] FAILED {row} {side} {run}: {error!r}", flush=True)
+                missing += 1
+                continue
             if not run:
                 print(f"[beside] warm {row} {side}: {found[0][value]:.2f}", flush=True)
                 continue
@@ -121,6 +132,7 @@ def rows(
             kept.add(row, side, run, found[0][value], **more)
             if beside:
                 kept.add(f"{row}_rate", side, run, found[1]["request_throughput"])
+    return missing
 
 
 def prompts(args: argparse.Namespace, servers: dict[tuple[str, str], Server]) -> None:
@@ -142,7 +154,7 @@ def start(args: argparse.Namespace) -> int:
                 tree,
                 str(args.vision),
                 8211 + i,
-                args.logs / f"beside-{side}-{run}-serve.log",
+                log(args, side, f"start-{run}"),
                 IMAGES,
             )
             for i, (side, tree) in enumerate(trees(args).items())
