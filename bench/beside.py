@@ -4,7 +4,8 @@
 
 FOUND holds what `tests/gpu/run.sh beside` and `beside_start` measured. Runs alternated, so the
 ratio is of pairs: the geometric mean of run i's two values, with a 95 % interval of Student's
-t over the logarithms. Exit 1 where the ratio misses its goal; a row with fewer than five pairs says so.
+t over the logarithms. Exit 1 where the ratio misses its goal; a row with fewer than five pairs
+says so.
 `--keep` writes bench/results/beside-DATE.json.
 """
 

@@ -50,8 +50,8 @@ class First:
 
 def url_of(width: int, height: int, seed: int) -> str:
     sink = io.BytesIO()
-    random_image(width, height, seed).save(sink, format="JPEG")
-    return "data:image/jpeg;base64," + base64.b64encode(sink.getvalue()).decode()
+    random_image(width, height, seed).save(sink, format="PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(sink.getvalue()).decode()
 
 
 def prompts() -> list[Prompt]:
