@@ -64,7 +64,7 @@ def prompts() -> list[Prompt]:
 
 
 def texts() -> list[Prompt]:
-    return [prompt(index, []) for index in range(TEXTS)]
+    return [prompt(4 * index, []) for index in range(TEXTS)]
 
 
 def prompt(index: int, sizes: list[tuple[int, int]]) -> Prompt:
