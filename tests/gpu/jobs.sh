@@ -10,6 +10,8 @@ in_tree() {
     [ "$tree" = "$stock" ] || overlay=:$WORK/overlay
     # Where a .pth file leads in an installation; the folder's name changed with its release.
     local dsl=$site/nvidia_cutlass_dsl
+    # A vLLM with native vision has its own tree before the shared packages, and needs no overlay.
+    [ "$tree" != "$native" ] || overlay='' dsl=$native/nvidia_cutlass_dsl
     PYTHONPATH=$tree:$site:$dsl/dsl_packages:$dsl/python_packages$overlay \
         VLLM_CACHE_ROOT=$home/vllm-$(basename "$tree") "$@"
 }

@@ -13,6 +13,7 @@
 # the first one's WORK, which has the checkpoints.
 # Exit code 1 if a job of any stage failed, was cut off or not run; each leaves rows/JOB.failed until
 # it is run again, and the table lists those too.
+# For `beside`: c.*, a vLLM with native vision and the packages that it needs in other versions.
 # Stages, in this order, or `all` alone:
 #   setup     unpack, patch a hard-link copy with hotfix.py, write the checkpoints
 #   patch     patch again, after a change of the overlay (part of setup)
@@ -37,6 +38,9 @@
 #   two_tower two GPUs: both modes of the tower in milliseconds
 #   differ    two GPUs: two nodes with different overlays alone (part of two)
 #   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
+#   beside_warm   ours and a native vLLM started once, every row asked once: compiles kernels
+#   beside        ours beside native: requests, prompts, preparation; goes on where it was cut off
+#   beside_start  both servers started at once, five times
 # Stages are called by name, in the loop at the end, and a GPU is chosen for one subshell each:
 # So are variables that only the sourced files use.
 # shellcheck disable=SC2317,SC2329,SC2030,SC2031,SC2034
@@ -45,7 +49,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 
 known=" setup patch warm first second kernels server figures table cache release serving tower images "
-known+="attention vision two two_ranks two_tower differ session "
+known+="attention vision two two_ranks two_tower differ session beside_warm beside beside_start "
 refuse() {
     echo "$1; nothing was run" >&2
     echo "next: PIECES=DIR WORK=DIR OUT=DIR tests/gpu/run.sh STAGE...   (all, or some of:$known)" >&2
@@ -64,6 +68,7 @@ rows=$WORK/rows
 logs=$WORK/logs
 mkdir -p "$WORK" "$rows" "$logs" "$OUT" || refuse "these folders cannot be made"
 site=$WORK/site stock=$WORK/stock patched=$WORK/patched home=$WORK/home
+native=$WORK/native
 vision=${CHECKPOINTS:-$WORK}/vision text=${CHECKPOINTS:-$WORK}/text
 # SERVING_SECONDS: how long the serving times are taken, without the start of the engines.
 # Seconds after the start at which the last job is stopped.
@@ -229,6 +234,8 @@ source "$here/stages_setup.sh"
 source "$here/stages_times.sh"
 # shellcheck source=/dev/null
 source "$here/stages_two.sh"
+# shellcheck source=/dev/null
+source "$here/stages_beside.sh"
 
 # Ends what runs, on the GPU too. SIGINT does not reach what runs in the background by itself.
 stopped() {

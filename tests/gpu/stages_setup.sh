@@ -11,6 +11,7 @@ setup() {
         return 2
     }
     rm -rf "$WORK/set-up" "$WORK/python" "$site" "$stock" "$patched" "$WORK/overlay" "${rows:?}"
+    rm -rf "$native"
     mkdir -p "$site" "$stock" "$rows"
     begin setup
     local wheel
@@ -24,8 +25,12 @@ setup() {
     done
     mv "$site/vllm" "$stock/vllm"
     # FlashInfer 0.6.13 takes TileLang's libcudart_stub.so for the CUDA runtime when it is imported.
-    sed -i 's/if lib_name in line:/if lib_name in line and "_stub" not in line:/' \
-        "$site/flashinfer/comm/cuda_ipc.py"
+    local packages
+    for packages in "$site" "$native"; do
+        [ ! -d "$packages/flashinfer" ] ||
+            sed -i 's/if lib_name in line:/if lib_name in line and "_stub" not in line:/' \
+                "$packages/flashinfer/comm/cuda_ipc.py"
+    done
     cp -al "$stock" "$patched"
     patch
     if [ -z "${CHECKPOINTS:-}" ]; then
@@ -47,11 +52,10 @@ own_torch() {
     "$machine_python" -m venv --without-pip "$WORK/python"
     libraries=$("$machine_python" -c 'import nvidia; print(next(iter(nvidia.__path__)))')
     for stream in a b; do
-        cat "$PIECES/$stream".?? | PYTHONPATH=$site "$machine_python" -c 'import sys, zstandard
-zstandard.ZstdDecompressor(max_window_size=2**27).copy_stream(sys.stdin.buffer, sys.stdout.buffer)' |
-            tar x -C "$site" &
+        unpack "$stream" "$site" &
         unpacking+=($!)
     done
+    if [ -f "$PIECES/c.00" ]; then mkdir -p "$native" && unpack c "$native"; fi
     wait "${unpacking[0]}"
     wait "${unpacking[1]}"
     while read -r path; do
@@ -59,6 +63,13 @@ zstandard.ZstdDecompressor(max_window_size=2**27).copy_stream(sys.stdin.buffer, 
         mkdir -p "$site/$(dirname "$path")"
         ln -sfn "$libraries/${path#nvidia/}" "$site/$path"
     done <"$PIECES/links.txt"
+}
+
+# unpack STREAM FOLDER: pieces of one zstd stream of tar.
+unpack() {
+    cat "$PIECES/$1".?? | PYTHONPATH=$site "$machine_python" -c 'import sys, zstandard
+zstandard.ZstdDecompressor(max_window_size=2**27).copy_stream(sys.stdin.buffer, sys.stdout.buffer)' |
+        tar x -C "$2"
 }
 
 patch() {
