@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from rig_attention import replaced
@@ -19,6 +20,7 @@ from rig_visibility import (
     metadata,
     new_builder,
     offsets,
+    rocm,
     seen_by,
     slot,
     text_only,
@@ -98,7 +100,7 @@ def lost_order() -> str:
 def described() -> dict[str, Any]:
     """The start-up answer of this (CPU) installation, as it is and with parts of it replaced."""
     config = SimpleNamespace(parallel_config=SimpleNamespace(), model_config=None)
-    out: dict[str, Any] = {"cpu": real_describe(config), "missing": support.missing_hooks()}
+    out: dict[str, Any] = {"cpu": real_describe(config), "missing": support.missing_hooks("cuda")}
     os.environ[settings.REQUIRE_VISIBILITY.name] = "1"
     try:
         real_describe(config)
@@ -107,6 +109,12 @@ def described() -> dict[str, Any]:
         out["required"] = str(error)
     finally:
         del os.environ[settings.REQUIRE_VISIBILITY.name]
+    with mock.patch("vllm.platforms.current_platform") as platform:
+        platform.is_rocm.return_value, platform.is_cuda.return_value = True, False
+        rocm()
+        out["rocm"] = real_describe(config)
+        with mock.patch.object(rocm().DeepseekV4ROCMAiterMLAAttention, "_forward_prefill", None):
+            out["another rocm"] = real_describe(config)
     return out
 
 

@@ -38,6 +38,7 @@ def main() -> None:
             rows.lost_order,
             attention.flashmla,
             attention.passed_by,
+            attention.rocm,
             attention.flashinfer_sm120,
             attention.flashinfer_sm100,
             attention.flashinfer_sm100_long,
