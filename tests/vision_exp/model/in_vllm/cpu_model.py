@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import cpu_experts
 import torch
 from gpu.checkpoint.tensors import specs, tensor
 from rig_model import Rig
@@ -58,6 +59,7 @@ def _without_gpu() -> None:
     torch.cuda.Stream = torch.cuda.Event = _Nothing
     import vllm.models.deepseek_v4.nvidia.model as module
 
+    cpu_experts.select_outside()
     if hasattr(module, "_select_dsv4_attn_cls"):
         module._select_dsv4_attn_cls = lambda *args, **kwargs: _NoAttention
     else:  # 0.22
