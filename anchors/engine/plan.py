@@ -163,9 +163,10 @@ def _without_locating(
     """States that need no LibCST: nothing there, files missing, fences wrong, not ours."""
     init = os.path.join(target.root, _INIT)
     absent = [path for path, source in sources.items() if source.data is None]
-    nvidia = [path for path in sources if path.startswith(native.PACKAGE)]
-    if not os.path.isfile(init) or set(nvidia) <= set(absent):
-        return "not-applicable", f"no DeepSeek-V4 for NVIDIA in this vLLM ({native.PACKAGE}/nvidia)"
+    served = [path for path in sources if path.startswith(native.PATCHED)]
+    if not os.path.isfile(init) or set(served) <= set(absent):
+        where = " or ".join(native.PATCHED)
+        return "not-applicable", f"no DeepSeek-V4 for NVIDIA or AMD in this vLLM ({where})"
     broken = {path: split.broken for path, split in splits.items() if split.broken}
     if broken:
         return "mixed", "; ".join(f"{path}: {why}" for path, why in broken.items())
@@ -176,14 +177,22 @@ def _without_locating(
         return verdict.state, verdict.detail
     with open(init, "rb") as file:
         imports = file.read()
+    there = set(sources) - set(absent)
     for path in absent:
-        if not may_be_absent(_of(anchors, path), imports):
+        if not may_be_absent(_of(anchors, path), imports, there):
             return "missing", f"{path} is missing"
     return None
 
 
-def may_be_absent(anchors: tuple[Anchor, ...], imports: bytes) -> bool:
-    """Whether a release may lack the file of these anchors; not where its package imports it."""
+def may_be_absent(anchors: tuple[Anchor, ...], imports: bytes, there: Iterable[str]) -> bool:
+    """Whether a release may lack the file of these anchors; not where its package imports it.
+
+    `there`: the target files that the tree has. One that was built for one platform may lack the
+    other's folder; `native` says whether its own is there.
+    """
+    folder = anchors[0].file.rpartition("/")[0]
+    if folder in native.PATCHED and not any(path.startswith(f"{folder}/") for path in there):
+        return True
     module = anchors[0].file.removesuffix(".py")
     return all(a.optional for a in anchors) and module not in follow.imported(_INIT, imports)
 

@@ -1,4 +1,4 @@
-"""The CPU's own kernel of experts selects inside, which is refused; tests that never run it say so."""
+"""The CPU's own kernel of experts selects inside, which is refused; tests never run it."""
 
 from __future__ import annotations
 
