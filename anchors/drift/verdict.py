@@ -8,8 +8,7 @@ from pathlib import Path
 
 from anchors.drift.trees import Tree
 from anchors.engine import fences, native, platforms, requirements
-from anchors.engine.locate import locate
-from anchors.engine.plan import may_be_absent
+from anchors.engine.locate import locate, may_be_absent
 from anchors.engine.reading import Reading
 from anchors.engine.requirements import Requirement
 from anchors.errors import HotfixError

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from anchors import __version__
 from anchors.digests import sha256
-from anchors.engine import fences, follow, native, platforms, requirements
+from anchors.engine import fences, native, platforms, requirements
 from anchors.engine.fences import Block, Split
-from anchors.engine.locate import Located, locate
+from anchors.engine.locate import Located, locate, may_be_absent
 from anchors.engine.overlay import Package, default_root
 from anchors.engine.reading import Reading
 from anchors.engine.receipt import Receipt
@@ -182,19 +182,6 @@ def _without_locating(
         if not may_be_absent(_of(anchors, path), imports, there):
             return "missing", f"{path} is missing"
     return None
-
-
-def may_be_absent(anchors: tuple[Anchor, ...], imports: bytes, there: Iterable[str]) -> bool:
-    """Whether a release may lack the file of these anchors; not where its package imports it.
-
-    `there`: the target files that the tree has. One that was built for one platform may lack the
-    other's folder; `native` says whether its own is there.
-    """
-    folder = anchors[0].file.rpartition("/")[0]
-    if folder in native.PATCHED and not any(path.startswith(f"{folder}/") for path in there):
-        return True
-    module = anchors[0].file.removesuffix(".py")
-    return all(a.optional for a in anchors) and module not in follow.imported(_INIT, imports)
 
 
 def refuse_newer(splits: Mapping[str, Split]) -> None:

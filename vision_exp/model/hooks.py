@@ -48,7 +48,6 @@ REQUIRES = (
     "vllm.model_executor.models.registry:_ModelRegistry.{inspect_model_cls(architectures, "
     "model_config), resolve_model_cls(architectures, model_config)}",
     "vllm.model_executor.models.vision:get_load_balance_assignment(sizes, num_gpus)",
-    "vllm.models.deepseek_v4.amd.model:DeepseekV4DecoderLayer.ffn",
     "vllm.models.deepseek_v4.amd.model:DeepseekV4ForCausalLM.{__init__(vllm_config, prefix), "
     "embed_input_ids(input_ids), load_weights(weights), config, model}",
     "vllm.models.deepseek_v4.amd.model:DeepseekV4Model.layers",

@@ -21,11 +21,10 @@ from rig_attention import (
     worst,
 )
 from rig_visibility import BATCHES, DIM, HEADS, Request, batch, built, metadata, mixed, new_builder
-from rig_visibility import rocm as rocm_module
 
 from vision_exp.engine import context
 from vision_exp.engine.sightings import Block, Layers, Sightings
-from vision_exp.visibility import flashinfer, hooks, spans
+from vision_exp.visibility import flashinfer, hooks
 
 
 def flashmla() -> dict[str, Any]:
@@ -33,19 +32,6 @@ def flashmla() -> dict[str, Any]:
     module = importlib.import_module("vllm.models.deepseek_v4.nvidia.flashmla")
     cases = [(make, *built(make)) for make in BATCHES]
     return prefilled(module, module.DeepseekV4FlashMLAAttention, cases)
-
-
-def rocm() -> dict[str, Any]:
-    """The same for ROCm's `_forward_prefill`, with the metadata of ROCm's own builder."""
-    module = rocm_module()
-    builder = new_builder(True, builder=module.DeepseekV4ROCMAiterSparseSWAMetadataBuilder)
-    work = mixed()
-    meta = metadata(builder, work, images=True)
-    out = prefilled(module, module.DeepseekV4ROCMAiterMLAAttention, [(mixed, work, meta)])
-    out["metadata"] = type(meta).__name__
-    plain = new_builder(False, builder=module.DeepseekV4ROCMAiterSparseSWAMetadataBuilder)
-    out["text checkpoint"] = spans.get(metadata(plain, work, images=True)) is None
-    return out
 
 
 def prefilled(module: Any, attention: Any, cases: list[Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import rocm_stand_in
 import torch
 from rig_attention import replaced
 from rig_visibility import (
@@ -20,7 +21,6 @@ from rig_visibility import (
     metadata,
     new_builder,
     offsets,
-    rocm,
     seen_by,
     slot,
     text_only,
@@ -109,11 +109,10 @@ def described() -> dict[str, Any]:
         out["required"] = str(error)
     finally:
         del os.environ[settings.REQUIRE_VISIBILITY.name]
-    with mock.patch("vllm.platforms.current_platform") as platform:
-        platform.is_rocm.return_value, platform.is_cuda.return_value = True, False
-        rocm()
+    attention = rocm_stand_in.modules()["rocm"].DeepseekV4ROCMAiterMLAAttention
+    with rocm_stand_in.platform():
         out["rocm"] = real_describe(config)
-        with mock.patch.object(rocm().DeepseekV4ROCMAiterMLAAttention, "_forward_prefill", None):
+        with mock.patch.object(attention, "_forward_prefill", None):
             out["another rocm"] = real_describe(config)
     return out
 

@@ -73,15 +73,6 @@ def batch(*requests: Request) -> Batch:
     return Batch(list(requests), table, table.tolist())
 
 
-def rocm() -> Any:
-    """The release's amd/rocm.py; its platform module asks the machine for an AMD GPU."""
-    if "vllm.platforms.rocm" not in sys.modules:
-        platform = ModuleType("vllm.platforms.rocm")
-        platform.__dict__["_ON_GFX950"] = False
-        sys.modules["vllm.platforms.rocm"] = platform
-    return importlib.import_module("vllm.models.deepseek_v4.amd.rocm")
-
-
 def new_builder(vision: bool, speculative: Any = None, builder: Any = None) -> Any:
     """The release's own metadata builder, or one of another class."""
     from vllm.v1.kv_cache_interface import SlidingWindowMLASpec
