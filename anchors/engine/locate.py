@@ -43,9 +43,8 @@ def may_be_absent(anchors: tuple[Anchor, ...], imports: bytes, there: Iterable[s
     if folder in native.PATCHED and not any(path.startswith(f"{folder}/") for path in there):
         return True
     module = anchors[0].file.removesuffix(".py")
-    return all(a.optional for a in anchors) and module not in follow.imported(
-        f"{native.PACKAGE}/__init__.py", imports
-    )
+    imported = follow.imported(f"{native.PACKAGE}/__init__.py", imports)
+    return all(a.optional for a in anchors) and module not in imported
 
 
 # A run assesses the same bytes before and under the lock, and its own result afterwards.

@@ -10,6 +10,8 @@ import pytest
 from hotfix_rig import contents
 from states import drift_says
 
+from anchors.engine import platforms
+
 PLATFORMS = {
     "rocm by label": ("vllm-0.29.0+rocm700.dist-info", "", "pristine", "ROCm"),
     "rocm by its own file": ("", "_rocm_C.abi3.so", "pristine", "ROCm"),
@@ -155,3 +157,12 @@ def test_native_support_of_this_platform(tmp_path: Path, label: str, state: str)
     assert answer.code == (0 if state == "superseded" else 3)
     assert ("vl_stub.py raises" in answer.json["detail"]) == bool(answer.code)
     assert drift_says(rig.root)[0] == state
+
+
+def test_what_a_platform_imports() -> None:
+    folder = "models/deepseek_v4"
+    for name, own, other in (("rocm", "amd", "nvidia"), ("cuda", "nvidia", "amd")):
+        assert platforms.imports(name, f"{folder}/{own}/model.py")
+        assert not platforms.imports(name, f"{folder}/{other}/model.py")
+        assert platforms.imports(name, f"{folder}/__init__.py")
+    assert platforms.imports("cpu", f"{folder}/nvidia/model.py")
