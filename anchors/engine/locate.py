@@ -48,7 +48,7 @@ def may_be_absent(anchors: tuple[Anchor, ...], imports: bytes, there: Iterable[s
 
 
 # A run assesses the same bytes before and under the lock, and its own result afterwards.
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def locate(path: str, data: bytes, anchors: tuple[Anchor, ...]) -> Located:
     """Looks for `anchors` in a file's stock bytes.
 
