@@ -206,13 +206,16 @@ def _screen(result: Report, facts: list[tuple[str, str]]) -> str:
     detail = f": {result['detail']}" if result["detail"] else ""
     lines = [f"{PREFIX} {result['state']}{detail}"] if result["state"] else []
     for file in result["files"]:
+        by_state: dict[str, list[str]] = {}
         for anchor in file["anchors"]:
-            lines.append(f"  {anchor['id']:<18} {anchor['state']:<14} {file['path']}")
+            by_state.setdefault(anchor["state"], []).append(anchor["id"])
+        for state, ids in by_state.items():
+            lines.append(f"  {', '.join(ids):<36} {state:<14} {file['path']}")
     if overlay:
         lines.append(
-            f"  {'overlay':<18} {overlay['state']:<14} {overlay['digest'][:12]} in "
+            f"  {'overlay':<36} {overlay['state']:<14} {overlay['digest'][:12]} in "
             f"{overlay['root']}"
         )
-    lines += [f"  {name:<18} {value}" for name, value in facts]
-    lines += [f"  {'note':<18} {note}" for note in result["notes"]]
+    lines += [f"  {name:<15} {value}" for name, value in facts]
+    lines += [f"  {'note':<15} {note}" for note in result["notes"]]
     return "\n".join(lines) + "\n"

@@ -97,7 +97,7 @@ def make(
     platform = platforms.of(target.root)
     reading = Reading(target.root, {path: splits[path].stock for path in paths})
     verdict = native.assess(target.root, reading.read, platform)
-    early = _without_locating(target, anchors, sources, splits, verdict)
+    early = _without_locating(target, anchors, sources, splits, verdict, platform.folder)
     if early:
         files = _untouched(sources, splits)
         return Plan(target, *early, "", overlay_root, overlay, former, files)
@@ -159,14 +159,15 @@ def _without_locating(
     sources: dict[str, Source],
     splits: dict[str, Split],
     verdict: native.Verdict | None,
+    folder: str,
 ) -> tuple[str, str] | None:
     """States that need no LibCST: nothing there, files missing, fences wrong, not ours."""
     init = os.path.join(target.root, _INIT)
     absent = [path for path, source in sources.items() if source.data is None]
-    served = [path for path in sources if path.startswith(native.PATCHED)]
+    own = f"{native.PACKAGE}/{folder}"
+    served = [path for path in sources if path.startswith(f"{own}/")]
     if not os.path.isfile(init) or set(served) <= set(absent):
-        where = " or ".join(native.PATCHED)
-        return "not-applicable", f"no DeepSeek-V4 for NVIDIA or AMD in this vLLM ({where})"
+        return "not-applicable", f"no DeepSeek-V4 for {folder.upper()} in this vLLM ({own})"
     broken = {path: split.broken for path, split in splits.items() if split.broken}
     if broken:
         return "mixed", "; ".join(f"{path}: {why}" for path, why in broken.items())

@@ -83,8 +83,8 @@ def _without(rig: hotfix_rig.Rig, *folders: str) -> None:
     [
         ("+cu130", ("amd",), "applied"),
         ("+rocm700", ("nvidia",), "applied"),
-        ("+cu130", ("nvidia",), "drifted"),
-        ("+rocm700", ("amd",), "drifted"),
+        ("+cu130", ("nvidia",), "not-applicable"),
+        ("+rocm700", ("amd",), "not-applicable"),
         ("+cu130", ("nvidia", "amd"), "not-applicable"),
         ("+rocm700", ("nvidia", "amd"), "not-applicable"),
     ],

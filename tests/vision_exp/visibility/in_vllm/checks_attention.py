@@ -26,6 +26,9 @@ from vision_exp.engine import context
 from vision_exp.engine.sightings import Block, Layers, Sightings
 from vision_exp.visibility import flashinfer, hooks
 
+#: Compression of the kinds of layers: none, C4A, C128A.
+KINDS = (1, 4, 128)
+
 
 def flashmla() -> dict[str, Any]:
     """vLLM's `_forward_prefill` with its real chunking, gathering and index kernel, and ours."""
@@ -34,11 +37,14 @@ def flashmla() -> dict[str, Any]:
     return prefilled(module, module.DeepseekV4FlashMLAAttention, cases)
 
 
-def prefilled(module: Any, attention: Any, cases: list[Any]) -> dict[str, Any]:
-    """What `attention._forward_prefill` writes for each (name's function, batch, metadata)."""
+def prefilled(
+    module: Any, attention: Any, cases: list[Any], ratios: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """What `attention._forward_prefill` writes for each (name's function, batch, metadata), in
+    layers of these kinds."""
     out: dict[str, Any] = {}
     for make, work, meta in cases:
-        for ratio in (1, 4, 128) if make is mixed else (4,):
+        for ratio in ratios or (KINDS if make is mixed else (4,)):
             data = sequences(work, ratio)
             rows = data.work.starts[-1]
             q = torch.randn(rows, HEADS, DIM)
