@@ -10,7 +10,11 @@ from typing import Any
 from vision_exp import install
 
 # What this needs of vLLM; `hotfix.py drift` looks for it in every release.
-REQUIRES = ("vllm:__version__",)
+REQUIRES = (
+    "vllm:__version__",
+    "vllm.platforms.interface:Platform.is_rocm",
+    "vllm.platforms:current_platform",
+)
 
 # A child of vLLM's logger, so that it is shown wherever vLLM's own lines are.
 logger = logging.getLogger("vllm.vision_exp")
@@ -34,8 +38,10 @@ def log_once(
 
 
 def line(builds: str, model_config: Any, routing: str, visibility: str) -> str:
-    """The evidence line, `[vision-exp] active pid=... role=... ... eps=...`."""
+    """The evidence line, `[vision-exp] active pid=... role=... ... eps=...`, on ROCm with
+    `platform=`."""
     import vllm
+    from vllm.platforms import current_platform
 
     role = f"{multiprocessing.current_process().name}/{builds}"
     eps = getattr(model_config.hf_config, "rms_norm_eps", None)
@@ -44,4 +50,5 @@ def line(builds: str, model_config: Any, routing: str, visibility: str) -> str:
         f"[vision-exp] active pid={os.getpid()} role={role} vllm={vllm.__version__} "
         f"plan={state.plan[:8]} overlay={state.overlay[:8]} routing={routing} "
         f"visibility={visibility} eps={eps:g}"
+        f"{' platform=rocm (not run on AMD hardware)' if current_platform.is_rocm() else ''}"
     )

@@ -45,7 +45,7 @@ def text(report: Report, *, colour: bool, verbose: bool) -> str:
     for file in report["files"]:
         for anchor in file["anchors"]:
             state = _paint(anchor["state"], colour, width=14)
-            line = f"{PREFIX}   {anchor['id']:<15} {state}  {file['path']}"
+            line = f"{PREFIX}   {anchor['id']:<18} {state}  {file['path']}"
             detail = anchor.get("detail", "")
             shown = verbose or anchor["state"] not in ("applied", "pristine", "outdated")
             lines.append(f"{line}  ({detail})" if detail and shown else line)

@@ -21,6 +21,7 @@ from anchors.report import PREFIX, Report
 
 _B12X = "VLLM_USE_B12X_MHC"
 _EPS = "VISION_EXP_RMS_NORM_EPS"
+_ROCM = "a build for AMD GPUs: not run on AMD hardware; what is known, docs/machines.md"
 
 
 def run(arguments: argparse.Namespace, target: Target, shipped: Mapping[str, bytes]) -> Report:
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace, target: Target, shipped: Mapping[str, byt
         return result
     gpus, installed = environment.gpus(), machine.read(target.root)
     rule = drafting.legal_k(_bytes(target, drafting.FILE))
-    facts = _facts(target, result, gpus, installed, rule)
+    facts = _facts(target, result, gpus, installed, rule, found.plan.platform)
     hint = result["error"]["hint"] if result["error"] else ""
     findings = [
         *verdict.of_tree(result["state"], result["detail"], hint or "python3 hotfix.py apply"),
@@ -94,6 +95,7 @@ def _facts(
     gpus: tuple[environment.Gpu, ...],
     here: machine.Installed,
     rule: drafting.Rule,
+    platform: str,
 ) -> list[tuple[str, str]]:
     facts = [
         ("interpreter", f"{sys.executable} ({sys.version.split()[0]})"),
@@ -103,7 +105,7 @@ def _facts(
         ("draft tokens", _draft(rule)),
         ("rms_norm_eps", _eps(target)),
     ]
-    facts += _machine(result, gpus, here)
+    facts += [("machine", _ROCM)] if platform == "rocm" else _machine(result, gpus, here)
     sizes = ", ".join(f"{tower_memory.gibibytes(n):.2f} at {n}" for n in (1, 2, 4, 8))
     facts.append(("tower", f"GiB per rank by tensor-parallel size: {sizes} (data mode: as at 1)"))
     facts.append(("with images", tower_memory.BESIDE))
@@ -204,11 +206,14 @@ def _screen(result: Report, facts: list[tuple[str, str]]) -> str:
     detail = f": {result['detail']}" if result["detail"] else ""
     lines = [f"{PREFIX} {result['state']}{detail}"] if result["state"] else []
     for file in result["files"]:
+        by_state: dict[str, list[str]] = {}
         for anchor in file["anchors"]:
-            lines.append(f"  {anchor['id']:<15} {anchor['state']:<14} {file['path']}")
+            by_state.setdefault(anchor["state"], []).append(anchor["id"])
+        for state, ids in by_state.items():
+            lines.append(f"  {', '.join(ids):<36} {state:<14} {file['path']}")
     if overlay:
         lines.append(
-            f"  {'overlay':<15} {overlay['state']:<14} {overlay['digest'][:12]} in "
+            f"  {'overlay':<36} {overlay['state']:<14} {overlay['digest'][:12]} in "
             f"{overlay['root']}"
         )
     lines += [f"  {name:<15} {value}" for name, value in facts]

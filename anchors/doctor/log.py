@@ -19,7 +19,7 @@ _TROUBLE = re.compile(
 #: What a process says of something that it does not know.
 UNKNOWN = "-"
 #: What must be the same in every process that knows it.
-AGREE = ("vllm", "plan", "overlay", "routing", "visibility", "eps")
+AGREE = ("vllm", "plan", "overlay", "routing", "visibility", "eps", "platform")
 
 
 @dataclass(frozen=True)

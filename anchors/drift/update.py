@@ -102,8 +102,9 @@ def _kind(entry: Entry) -> str:
     """The kind of a release that fits, by its content."""
     if entry["verdict"] == SUPERSEDED:
         return NATIVE
-    lacks = any(f["verdict"] == NOT_APPLICABLE and "dspark" in f["file"] for f in entry["findings"])
-    return WITHOUT_DSPARK if lacks else WITH_DSPARK
+    drafts = [f["verdict"] for f in entry["findings"] if "dspark" in f["file"]]
+    # One platform got it a release before the other.
+    return WITHOUT_DSPARK if set(drafts) == {NOT_APPLICABLE} else WITH_DSPARK
 
 
 def _add_lines(entries: list[Entry]) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from anchors.drift.trees import Tree
 from anchors.engine import fences, native, platforms, requirements
-from anchors.engine.locate import locate
-from anchors.engine.plan import may_be_absent
+from anchors.engine.locate import locate, may_be_absent
 from anchors.engine.reading import Reading
 from anchors.engine.requirements import Requirement
 from anchors.errors import HotfixError
@@ -85,7 +85,7 @@ def _assess(
     findings: list[Finding] = []
     for path in paths:
         own = tuple(anchor for anchor in anchors if anchor.file == path)
-        findings += _file(tree, path, own)
+        findings += _file(tree, path, own, stock)
     drifted = any(finding.verdict == DRIFTED for finding in findings)
     if seen and not (drifted and seen.state == DRIFTED):  # what is gone says more
         foreign = seen.state == "foreign"
@@ -98,10 +98,13 @@ def _assess(
     return Assessment(tree.label, (*findings, *_run_time(requirements.answer(needs, read))))
 
 
-def _file(tree: Tree, path: str, anchors: tuple[Anchor, ...]) -> list[Finding]:
+def _file(
+    tree: Tree, path: str, anchors: tuple[Anchor, ...], stock: Mapping[str, bytes]
+) -> list[Finding]:
     data = tree.read(path)
     if data is None:
-        if may_be_absent(anchors, tree.read(f"{native.PACKAGE}/__init__.py") or b""):
+        there = [other for other, text in stock.items() if text]
+        if may_be_absent(anchors, tree.read(f"{native.PACKAGE}/__init__.py") or b"", there):
             why = "this release has no such file"
             return [Finding(a.id, path, NOT_APPLICABLE, why) for a in anchors]
         return [

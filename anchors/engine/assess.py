@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from anchors import report
 from anchors.digests import file_digest, sha256
-from anchors.engine import overlay, receipt
+from anchors.engine import overlay, platforms, receipt
 from anchors.engine.overlay import Package
 from anchors.engine.plan import Plan, make
 from anchors.engine.target import Target
@@ -28,7 +28,7 @@ _HINTS = {
     "edited": "python3 hotfix.py revert (edits outside our blocks stay), then apply",
     "foreign": "start from an image without the other vision code, or take it out, then apply",
     "missing": "reinstall this vLLM",
-    "not-applicable": "use vLLM 0.22.0 or later, built for NVIDIA GPUs",
+    "not-applicable": "use vLLM 0.22.0 or later, built for NVIDIA or AMD GPUs",
 }
 
 
@@ -171,7 +171,8 @@ def refuse_partial(assessment: Assessment) -> None:
     editing = {anchor.id for anchor in all_anchors() if anchor.render}
     for file in assessment.plan.files:
         for anchor in file.anchors:
-            if anchor.id in editing and anchor.state == "not-applicable":
+            here = platforms.imports(assessment.plan.platform, file.path)
+            if here and anchor.id in editing and anchor.state == "not-applicable":
                 raise refused(
                     "strict",
                     f"{anchor.id} is not applicable ({anchor.detail}) and --strict was given. "

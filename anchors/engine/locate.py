@@ -9,13 +9,14 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
 from anchors import bundled
 from anchors.digests import TOOL_ROOT
+from anchors.engine import follow, native
 from anchors.engine.source import REINSTALL_HINT, decode
 from anchors.errors import HotfixError, environment, refused
 from anchors.kit.anchor import Anchor, Drift, Match, NotApplicable
@@ -32,8 +33,22 @@ class Located:
     outcomes: tuple[tuple[Anchor, Outcome], ...]
 
 
+def may_be_absent(anchors: tuple[Anchor, ...], imports: bytes, there: Iterable[str]) -> bool:
+    """Whether a release may lack the file of these anchors; not where its package imports it.
+
+    `there`: the target files that the tree has. One that was built for one platform may lack the
+    other's folder; `native` says whether its own is there.
+    """
+    folder = anchors[0].file.rpartition("/")[0]
+    if folder in native.PATCHED and not any(path.startswith(f"{folder}/") for path in there):
+        return True
+    module = anchors[0].file.removesuffix(".py")
+    imported = follow.imported(f"{native.PACKAGE}/__init__.py", imports)
+    return all(a.optional for a in anchors) and module not in imported
+
+
 # A run assesses the same bytes before and under the lock, and its own result afterwards.
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def locate(path: str, data: bytes, anchors: tuple[Anchor, ...]) -> Located:
     """Looks for `anchors` in a file's stock bytes.
 

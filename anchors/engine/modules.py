@@ -61,6 +61,10 @@ class Modules:
         module = self._module(name.files)
         return module is not None and (name.owner or name.name) in module.names
 
+    def has_file(self, path: str) -> bool:
+        """Whether the tree has a file, which is not empty."""
+        return bool(self._read(path))
+
     def _module(self, paths: tuple[str, str]) -> Scope | None:
         key = paths[0]
         if key not in self._parsed:

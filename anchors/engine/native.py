@@ -15,25 +15,30 @@ from dataclasses import dataclass
 
 from anchors.engine.follow import DeadEnd, Follower, Place
 from anchors.engine.modules import Read
-from anchors.engine.platforms import Platform
+from anchors.engine.platforms import DEFAULT, FOLDERS, Platform
 
 PACKAGE = "models/deepseek_v4"
 REGISTRY = "model_executor/models/registry.py"
 CONFIGS = "transformers_utils/config.py"
 UPSTREAM_CLASS = "DeepseekV4ForConditionalGeneration"
-_MODEL = f"{PACKAGE}/nvidia/model.py"
-#: Architecture -> the file whose class the hotfix expects to serve it.
+#: The folders whose files the hotfix patches, one for each platform.
+PATCHED = tuple(f"{PACKAGE}/{folder}" for folder in (DEFAULT, *FOLDERS.values()))
+#: Architecture -> the file, in a platform's folder, whose class is expected to serve it.
 _SERVES = {
-    "DeepseekV4ForCausalLM": _MODEL,
-    "DSparkDraftModel": f"{PACKAGE}/nvidia/dspark.py",
-    "DeepSeekV4MTPModel": f"{PACKAGE}/nvidia/mtp.py",
+    "DeepseekV4ForCausalLM": "model.py",
+    "DSparkDraftModel": "dspark.py",
+    "DeepSeekV4MTPModel": "mtp.py",
 }
 _ARCHITECTURE = next(iter(_SERVES))
 _CONFIG = "transformers_utils/configs/deepseek_v4.py"
-_TARGETS = (*_SERVES.values(), _CONFIG, "tokenizers/deepseek_v4_encoding.py")
-_FOLDERS = ("", "common", "nvidia")
+_TARGETS = (
+    *(f"{folder}/{file}" for folder in PATCHED for file in _SERVES.values()),
+    _CONFIG,
+    "tokenizers/deepseek_v4_encoding.py",
+)
+_FOLDERS = ("", "common", DEFAULT, *FOLDERS.values())
 _MARKS = (b"[vision-exp-hotfix]", b"apply_vision_exp", b"import vision_exp", b"from vision_exp")
-_PATCHED = f"this hotfix patches {PACKAGE}/nvidia"
+_PATCHED = f"this hotfix patches {' and '.join(PATCHED)}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,8 @@ def _fork(files: Mapping[str, bytes], follower: Follower) -> Verdict | None:
         (p for p in sorted(package) if p.endswith(("/vl_model.py", "/vision_model.py"))), None
     )
     # Draft loaders of some text-only forks spell the name bias_vl in passing: model.py decides.
-    if not tower and not _says(files.get(_MODEL, b""), "bias_vl"):
+    models = [files.get(f"{folder}/model.py", b"") for folder in PATCHED]
+    if not tower and not any(_says(data, "bias_vl") for data in models):
         return None
     try:
         served = _served(follower, _ARCHITECTURE)
@@ -135,7 +141,8 @@ def _elsewhere(follower: Follower, platform: Platform) -> Verdict | None:
     build = f"a build for {platform.label} ({platform.evidence})"
     if platform.name in ("xpu", "tpu"):
         return Verdict("not-applicable", f"{build}; {_PATCHED} only")
-    for architecture, file in _SERVES.items():
+    for architecture, name in _SERVES.items():
+        file = f"{PACKAGE}/{platform.folder}/{name}"
         try:
             place = _served(follower, architecture)
         except DeadEnd as end:
@@ -146,7 +153,7 @@ def _elsewhere(follower: Follower, platform: Platform) -> Verdict | None:
             return Verdict("drifted", f"{REGISTRY} does not name {architecture}")
         other = architecture == _ARCHITECTURE and place and place.node.name != _ARCHITECTURE
         if place is not None and (place.file != file or other):
-            if platform.name == "cuda":
+            if platform.name in ("cuda", *FOLDERS):
                 return Verdict("drifted", f"{architecture} leads to {place}; {_PATCHED}")
             return Verdict("not-applicable", f"{build}, which serves with {place}; {_PATCHED}")
     return None

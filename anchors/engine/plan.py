@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from anchors import __version__
 from anchors.digests import sha256
-from anchors.engine import fences, follow, native, platforms, requirements
+from anchors.engine import fences, native, platforms, requirements
 from anchors.engine.fences import Block, Split
-from anchors.engine.locate import Located, locate
+from anchors.engine.locate import Located, locate, may_be_absent
 from anchors.engine.overlay import Package, default_root
 from anchors.engine.reading import Reading
 from anchors.engine.receipt import Receipt
@@ -97,7 +97,7 @@ def make(
     platform = platforms.of(target.root)
     reading = Reading(target.root, {path: splits[path].stock for path in paths})
     verdict = native.assess(target.root, reading.read, platform)
-    early = _without_locating(target, anchors, sources, splits, verdict)
+    early = _without_locating(target, anchors, sources, splits, verdict, platform.folder)
     if early:
         files = _untouched(sources, splits)
         return Plan(target, *early, "", overlay_root, overlay, former, files)
@@ -159,13 +159,15 @@ def _without_locating(
     sources: dict[str, Source],
     splits: dict[str, Split],
     verdict: native.Verdict | None,
+    folder: str,
 ) -> tuple[str, str] | None:
     """States that need no LibCST: nothing there, files missing, fences wrong, not ours."""
     init = os.path.join(target.root, _INIT)
     absent = [path for path, source in sources.items() if source.data is None]
-    nvidia = [path for path in sources if path.startswith(native.PACKAGE)]
-    if not os.path.isfile(init) or set(nvidia) <= set(absent):
-        return "not-applicable", f"no DeepSeek-V4 for NVIDIA in this vLLM ({native.PACKAGE}/nvidia)"
+    own = f"{native.PACKAGE}/{folder}"
+    served = [path for path in sources if path.startswith(f"{own}/")]
+    if not os.path.isfile(init) or set(served) <= set(absent):
+        return "not-applicable", f"no DeepSeek-V4 for {folder.upper()} in this vLLM ({own})"
     broken = {path: split.broken for path, split in splits.items() if split.broken}
     if broken:
         return "mixed", "; ".join(f"{path}: {why}" for path, why in broken.items())
@@ -176,16 +178,11 @@ def _without_locating(
         return verdict.state, verdict.detail
     with open(init, "rb") as file:
         imports = file.read()
+    there = set(sources) - set(absent)
     for path in absent:
-        if not may_be_absent(_of(anchors, path), imports):
+        if not may_be_absent(_of(anchors, path), imports, there):
             return "missing", f"{path} is missing"
     return None
-
-
-def may_be_absent(anchors: tuple[Anchor, ...], imports: bytes) -> bool:
-    """Whether a release may lack the file of these anchors; not where its package imports it."""
-    module = anchors[0].file.removesuffix(".py")
-    return all(a.optional for a in anchors) and module not in follow.imported(_INIT, imports)
 
 
 def refuse_newer(splits: Mapping[str, Split]) -> None:

@@ -18,7 +18,8 @@ several places, are parted by ` | `, the newest first. An entry that holds only 
 or up to one, ends in `since` or `until` it; `boundaries.py` says which fact of a tree decides.
 An entry that ends in `optional` is what the overlay does without where there is no such class, or
 no such name in the module; where the class is, it is needed as any other. A base class can be
-followed into modules that some entry names.
+followed into modules that some entry names. Of the folders for one platform each, the tree's own
+are asked about: it may lack another.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from anchors.engine.boundaries import BOUNDARIES
 from anchors.engine.modules import Modules, Name, Read, bound
 
 _FORM = re.compile(r"vllm((?:\.\w+)*):(\w+)(?:\.(\w+))?(?:\(([\w, *]*)\))?")
+#: Entries about one of these folders are asked of trees that have its model.py.
+PLATFORMS = ("models/deepseek_v4/nvidia", "models/deepseek_v4/amd")
 _COMMA = re.compile(r", *(?![^(]*\))")  # not one between parameters
 _CONDITION = re.compile(r"(.+?) (since|until) (\S+)")
 
@@ -203,6 +206,11 @@ def notes(found: Answer) -> tuple[str, ...]:
 
 
 def _holding(requirements: tuple[Requirement, ...], modules: Modules) -> tuple[Requirement, ...]:
+    there = [folder for folder in PLATFORMS if modules.has_file(f"{folder}/model.py")]
+    gone = tuple(f"{folder}/" for folder in PLATFORMS if there and folder not in there)
+    requirements = tuple(
+        one for one in requirements if not all(n.module.startswith(gone) for n in one.names)
+    )
     if not _conditional(requirements):
         return requirements
     met = [not all(modules.lack(name) for name in fact.names) for fact in facts()]

@@ -1,4 +1,4 @@
-"""The text that is appended to four vLLM modules: one template, standard library only."""
+"""The text that is appended to vLLM's modules: one template, standard library only."""
 
 from __future__ import annotations
 

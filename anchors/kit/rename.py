@@ -75,21 +75,32 @@ def render(match: Match, values: Values) -> str:
 
 def _paths(node: cst.CSTNode, above: tuple[cst.CSTNode, ...]) -> list[tuple[cst.CSTNode, ...]]:
     path = (*above, node)
-    found = [path] if _is_rename(node) else []
+    found = [path] if _is_rename(path) else []
     for child in children(node):
         found += _paths(child, path)
     return found
 
 
-def _is_rename(node: cst.CSTNode) -> bool:
+def _is_rename(path: tuple[cst.CSTNode, ...]) -> bool:
+    """Whether a path ends in the rename: of the whole suffix, or of its end alone (`.bias`, in
+    amd/mtp.py) behind an `if` that asks for the whole one."""
     import libcst as cst
 
-    return (
+    node = path[-1]
+    if not (
         isinstance(node, cst.Call)
         and isinstance(node.func, cst.Attribute)
         and node.func.attr.value == "replace"
         and len(node.args) >= 2
-        and [_text(argument.value) for argument in node.args[:2]] == [OLD, NEW]
+    ):
+        return False
+    old, new = (_text(argument.value) for argument in node.args[:2])
+    if (old, new) == (OLD, NEW):
+        return True
+    ends = bool(old and new) and OLD.endswith(f"{old}") and OLD[: -len(f"{old}")] + f"{new}" == NEW
+    return ends and any(
+        isinstance(above, cst.If) and below is above.body and _mentions(above.test)
+        for above, below in zip(path, path[1:], strict=False)
     )
 
 

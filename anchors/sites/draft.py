@@ -1,4 +1,5 @@
-"""The draft loaders, `dspark.py` and `mtp.py`: two sites each, equal but for their names."""
+"""The draft loaders, `dspark.py` and `mtp.py` of each platform: two sites each, equal but for their
+names."""
 
 from __future__ import annotations
 
@@ -24,6 +25,12 @@ class Draft(nn.Module):
 """
 _GUARD = 'if name.endswith(".ffn.gate.bias"):'
 _LOOSE = 'if name.split(".")[-2:] == ["gate", "bias"]:'
+_SHORT = _GUARDED.replace(
+    """(
+                    ".ffn.gate.bias", ".ffn.gate.e_score_correction_bias"
+                )""",
+    '(".bias", ".e_score_correction_bias")',
+)
 _ALWAYS = """\
 class Draft(nn.Module):
     def load_weights(self, weights):
@@ -47,7 +54,11 @@ _SHARED = (
     Case(ABSENT, _GUARDED.replace("load_weights", "load_tensors")),
     Case(ABSENT, _GUARDED.replace(".ffn.gate.bias", ".ffn.norm_gate.bias")),
     Case(ABSENT, _GUARDED.replace("class Draft(nn.Module):", "if True:\n  class Draft:")),
+    Case(ABSENT, _SHORT.replace(".ffn.gate.bias", ".ffn.norm_gate.bias")),
+    Case(ABSENT, _SHORT.replace('".bias"', '".gate"')),
+    Case(ABSENT, _SHORT.replace(_GUARD, "if True:")),
     Case(TWICE, _GUARDED + "\n\n" + _ALWAYS.replace("Draft", "Other")),
+    Case(TWICE, _SHORT + "\n\n" + _ALWAYS.replace("Draft", "Other")),
 )
 
 
@@ -62,6 +73,7 @@ def _remap_cases(anchor_id: str) -> tuple[Case, ...]:
         Case(APPLIES, "\n# header\n\nimport torch\n\n\n" + _GUARDED, before=_GUARD),
         Case(APPLIES, _GUARDED.replace(_GUARD, _LOOSE), before=_LOOSE),
         Case(APPLIES, _ALWAYS, before=_LINE),
+        Case(APPLIES, _SHORT, before=_GUARD),
         Case(APPLIES, _ELIF, before='if "attn_sink" in name:'),
         *_SHARED,
         Case(MIXED, _GUARDED + f"# >>> vision-exp:{anchor_id}\n"),
@@ -72,6 +84,7 @@ def _hook_cases(anchor_id: str) -> tuple[Case, ...]:
     return (
         Case(APPLIES, _GUARDED),
         Case(APPLIES, _ALWAYS),
+        Case(APPLIES, _SHORT),
         *_SHARED,
         Case(MIXED, _GUARDED + f"# <<< vision-exp:{anchor_id}\n"),
     )
@@ -85,11 +98,11 @@ def _render_hook(site: str, match: Match, values: Values) -> str:
     return hook.render(site, dict(match.names)["guarded"], values)
 
 
-def _sites(site: str, order: int) -> tuple[Anchor, Anchor]:
-    path = f"models/deepseek_v4/nvidia/{site}.py"
+def _sites(site: str, order: int, folder: str = "nvidia", of: str = "") -> tuple[Anchor, Anchor]:
+    path = f"models/deepseek_v4/{folder}/{site}.py"
     return (
         Anchor(
-            id=f"{site}-bias-vl",
+            id=f"{of}{site}-bias-vl",
             file=path,
             where="load_weights, in front of the rename of .ffn.gate.bias",
             what="rename of .ffn.gate.bias_vl to the routing bias of image rows",
@@ -102,12 +115,12 @@ def _sites(site: str, order: int) -> tuple[Anchor, Anchor]:
             upstream="vllm-project/vllm pull request 54566",
             find=rename.locate,
             render=rename.render,
-            cases=_remap_cases(f"{site}-bias-vl"),
+            cases=_remap_cases(f"{of}{site}-bias-vl"),
             optional=True,
             order=order,
         ),
         Anchor(
-            id=f"{site}-hook",
+            id=f"{of}{site}-hook",
             file=path,
             where="end of the file, after the draft's classes",
             what="hook that lets the draft of a vision checkpoint route image rows",
@@ -119,11 +132,16 @@ def _sites(site: str, order: int) -> tuple[Anchor, Anchor]:
             upstream="vllm-project/vllm pull request 54566",
             find=_find_hook,
             render=partial(_render_hook, site),
-            cases=_hook_cases(f"{site}-hook"),
+            cases=_hook_cases(f"{of}{site}-hook"),
             optional=True,
             order=order,
         ),
     )
 
 
-ANCHORS = (*_sites("dspark", order=30), *_sites("mtp", order=40))
+ANCHORS = (
+    *_sites("dspark", order=30),
+    *_sites("mtp", order=40),
+    *_sites("dspark", order=70, folder="amd", of="amd-"),
+    *_sites("mtp", order=80, folder="amd", of="amd-"),
+)

@@ -22,8 +22,8 @@ def run(arguments: argparse.Namespace) -> Report:
     chosen = all_anchors() if arguments.verb == "list" else (_named(arguments.id),)
     result["anchors"] = [{name: getattr(a, name) for name in _SHOWN} for a in chosen]
     if arguments.verb == "list":
-        listed = "".join(f"{a.id:<15} {a.file}\n{'':<15} {a.what}\n" for a in chosen)
-        result["text"] = f"{'site':<15} file in vllm/, and what is done there\n{listed}"
+        listed = "".join(f"{a.id:<18} {a.file}\n{'':<18} {a.what}\n" for a in chosen)
+        result["text"] = f"{'site':<18} file in vllm/, and what is done there\n{listed}"
     else:
         result["anchors"][0]["cases"] = [asdict(case) for case in chosen[0].cases]
         result["text"] = _explained(chosen[0])

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from anchors.doctor import machine
+from anchors.engine import platforms
 from anchors.engine.assess import DONE_STATES, answering, as_report, assess, refuse
 from anchors.engine.overlay import Package, package
 from anchors.engine.plan import Plan
@@ -55,11 +56,14 @@ def _verify(arguments: argparse.Namespace, target: Target, overlay: Package) -> 
 
 
 def _check_imports(plan: Plan) -> None:
-    """Imports every patched module in a child. Raises HotfixError (exit 1) with its last line."""
+    """Imports every patched module of this build's platform in a child.
+
+    Raises HotfixError (exit 1) with its last line.
+    """
     names = [
         "vllm." + file.path.removesuffix(".py").replace("/", ".")
         for file in plan.files
-        if file.after is not None and file.after != file.stock
+        if file.after not in (None, file.stock) and platforms.imports(plan.platform, file.path)
     ]
     parents = [os.path.dirname(plan.target.root), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(

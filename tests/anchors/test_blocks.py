@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import anchors
 from anchors.digests import sha256, staged_digest
-from anchors.engine import assess, fences, overlay, plan, receipt, staging
+from anchors.engine import assess, fences, locate, overlay, plan, receipt, staging
 from anchors.engine.fences import Block, Split
 from anchors.engine.plan import AnchorState, FilePlan
 from anchors.engine.source import Source, target_paths
@@ -158,7 +158,10 @@ def test_a_file_that_its_package_imports_must_be_there(
     optional: bool, imports: bytes, may: bool
 ) -> None:
     site = dataclasses.replace(SITE, file="models/deepseek_v4/nvidia/mtp.py", optional=optional)
-    assert plan.may_be_absent((site,), imports) == may
+    there = ["models/deepseek_v4/nvidia/model.py"]
+    assert locate.may_be_absent((site,), imports, there) == may
+    # A tree that was built for another platform has nothing of this folder.
+    assert locate.may_be_absent((site,), imports, ["models/deepseek_v4/amd/model.py"])
 
 
 def test_a_newer_tools_block_is_left_alone() -> None:

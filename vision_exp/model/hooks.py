@@ -48,6 +48,10 @@ REQUIRES = (
     "vllm.model_executor.models.registry:_ModelRegistry.{inspect_model_cls(architectures, "
     "model_config), resolve_model_cls(architectures, model_config)}",
     "vllm.model_executor.models.vision:get_load_balance_assignment(sizes, num_gpus)",
+    "vllm.models.deepseek_v4.amd.model:DeepseekV4ForCausalLM.{__init__(vllm_config, prefix), "
+    "embed_input_ids(input_ids), load_weights(weights), config, model}",
+    "vllm.models.deepseek_v4.amd.model:DeepseekV4Model.layers",
+    "vllm.models.deepseek_v4.amd.mtp:DeepSeekV4MTP.embed_input_ids(input_ids)",
     "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.ffn",
     "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM.{__init__(vllm_config, prefix), "
     "embed_input_ids(input_ids), load_weights(weights), config, model}",
@@ -118,7 +122,7 @@ def install() -> None:
 
 
 def install_model(namespace: dict[str, Any]) -> None:
-    """Wrap the constructor in vLLM's patched nvidia/model.py, for models built directly too."""
+    """Wrap the constructor in vLLM's patched model.py, for models built directly too."""
     patching.wrap(namespace["DeepseekV4ForCausalLM"], "__init__", _init)
 
 

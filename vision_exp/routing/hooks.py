@@ -29,6 +29,13 @@ REQUIRES = (
     "MoERunner.router | vllm.model_executor.layers.fused_moe.layer:FusedMoE.router",
     "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.{_quant_method, "
     "do_naive_dispatch_combine, moe_config}",
+    "vllm.models.deepseek_v4.amd.model:DeepseekV4DecoderLayer.{ffn, forward(input_ids)}",
+    "vllm.models.deepseek_v4.amd.model:DeepseekV4MoE.{__init__(vllm_config), "
+    "forward(hidden_states, input_ids), experts, gate, hash_indices_dtype, n_activated_experts, "
+    "n_routed_experts, prefix, routed_scaling_factor, scoring_func, renormalize}",
+    "vllm.models.deepseek_v4.amd.model:DeepseekV4Model",
+    "vllm.models.deepseek_v4.amd.mtp:DeepSeekV4MultiTokenPredictorLayer.{forward(input_ids), "
+    "mtp_block}",
     "vllm.models.deepseek_v4.nvidia.model:DeepseekV4DecoderLayer.{ffn, forward(input_ids)}",
     "vllm.models.deepseek_v4.nvidia.model:DeepseekV4MoE.{__init__(vllm_config), "
     "forward(hidden_states, input_ids), experts, gate, hash_indices_dtype, n_activated_experts, "
@@ -37,6 +44,8 @@ REQUIRES = (
     "vllm.models.deepseek_v4.nvidia.mtp:DeepSeekV4MultiTokenPredictorLayer.{forward(input_ids), "
     "mtp_block}",
     "vllm.models.deepseek_v4.nvidia.mtp:sp_shard since 0.27",
+    "vllm.platforms.interface:Platform.is_rocm",
+    "vllm.platforms:current_platform",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.{load_model, vllm_config}",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.load_model",
 )
@@ -51,11 +60,12 @@ def install() -> None:
 
 
 def install_model(namespace: dict[str, Any]) -> None:
-    """Wrap `DeepseekV4MoE` and the MegaMoE selection in vLLM's patched nvidia/model.py."""
+    """Wrap `DeepseekV4MoE`, and the MegaMoE selection where there is one, in vLLM's model.py."""
     moe = namespace["DeepseekV4MoE"]
     patching.wrap(moe, "__init__", partial(_moe_init, namespace))
     patching.wrap(moe, "forward", _moe_forward)
-    patching.wrap(sys.modules[namespace["__name__"]], "fused_topk_bias", _mega_topk)
+    if "fused_topk_bias" in namespace:  # amd/ has no MegaMoE
+        patching.wrap(sys.modules[namespace["__name__"]], "fused_topk_bias", _mega_topk)
 
 
 def install_draft(site: str, namespace: dict[str, Any]) -> None:
@@ -80,6 +90,8 @@ def _moe_init(
     config = vllm_config.model_config.hf_config
     if not support.has_vision(config):
         return
+    if not hasattr(self, "use_mega_moe"):  # amd/
+        self.use_mega_moe = False
     support.check_sizes(self)
     support.check_compilation(self, namespace["DeepseekV4Model"])
     bias = nn.Parameter(
@@ -92,9 +104,13 @@ def _moe_init(
 
 
 def _wrap_router(moe: Any) -> None:
+    from vllm.platforms import current_platform
+
     router = moe.experts.router
     support.check_router(moe, router)
-    router._compute_routing = partial(_compute_routing, router._compute_routing, moe)
+    support.check_kernel(moe)
+    routing = _compute_routing_rocm if current_platform.is_rocm() else _compute_routing
+    router._compute_routing = partial(routing, router._compute_routing, moe)
 
 
 def _moe_forward(
@@ -126,6 +142,23 @@ def _compute_routing(
     if not select.is_mixed(moe):
         return original(hidden_states, router_logits, indices_type, input_ids=input_ids)
     return select.route(moe, router_logits, input_ids, indices_type)
+
+
+def _compute_routing_rocm(
+    original: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    moe: Any,
+    hidden_states: torch.Tensor,
+    router_logits: torch.Tensor,
+    indices_type: torch.dtype | None,
+    *,
+    input_ids: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # vLLM's operators there may break ties of scores by another rule than `mm_topk`, so text rows
+    # keep what they chose.
+    stock = original(hidden_states, router_logits, indices_type, input_ids=input_ids)
+    if not select.is_mixed(moe):
+        return stock
+    return select.replace_image_rows(moe, router_logits, input_ids, stock)
 
 
 def _mega_topk(

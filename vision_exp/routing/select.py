@@ -1,15 +1,17 @@
 """Experts for a layer's rows in a step with image rows: image rows choose with `bias_vl`.
 
 A step without image rows takes vLLM's own router, untouched. In a step with image rows, known on
-the host (engine/context.py), every layer's selection is `mm_topk`, with the image mask made from
-the token ids that the layer itself receives: they are cut and padded together with its rows, also
-under sequence parallelism. Where a layer cannot have the ids of its rows, start-up is refused.
+the host (engine/context.py), every layer's selection is `mm_topk`, on ROCm that of its image rows,
+with the image mask made from the token ids that the layer itself receives: they are cut and padded
+together with its rows, also under sequence parallelism. Where a layer cannot have the ids of its
+rows, start-up is refused.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,6 +96,22 @@ def route(
         ids_dtype=torch.int64 if wanted == torch.int64 else torch.int32,
     )
     return weights, ids.to(wanted)
+
+
+def replace_image_rows(
+    moe: Any,
+    logits: torch.Tensor,
+    input_ids: torch.Tensor | None,
+    stock: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`stock`, which is what vLLM's router chose for all rows, with image rows as by `route`.
+
+    Text rows keep every bit of their (weights, expert ids). Raises MissingTokenIds as `route` does.
+    """
+    chosen = route(moe, logits, input_ids, stock[1].dtype)
+    image = _image_mask(check_ids(moe, logits, input_ids)).unsqueeze(1)
+    weights, ids = map(partial(torch.where, image), chosen, stock)
+    return weights.to(stock[0].dtype), ids
 
 
 def warm_up(layers: Iterable[Any]) -> None:

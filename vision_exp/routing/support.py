@@ -67,22 +67,33 @@ def check_router(moe: Any, router: Any) -> None:
         f"the experts of {moe.prefix} are selected by {type(router).__name__}"
         f" with {fused_shared} fused shared experts",
         "its selection cannot be replaced for image tokens",
-        "Unset VLLM_MOE_ROUTING_SIMULATION_STRATEGY and switch shared-expert fusion off",
+        "Unset VLLM_MOE_ROUTING_SIMULATION_STRATEGY and switch shared-expert fusion off (on ROCm: "
+        "unset VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS)",
     )
+
+
+def check_kernel(moe: Any) -> None:
+    """Refuse an expert kernel that selects experts inside, as soon as vLLM has chosen it."""
+    if _runner(moe)._quant_method.is_monolithic:
+        raise RoutingUnsupported(
+            f"the expert kernel of {moe.prefix} selects experts itself",
+            "it knows no bias_vl and would route image tokens as text",
+            "Choose a modular kernel with --moe-backend, for example marlin, or triton_unfused "
+            "on ROCm",
+        )
+
+
+def _runner(moe: Any) -> Any:
+    experts = getattr(moe.experts, "base_layer", moe.experts)  # LoRA wraps the experts
+    return getattr(experts, "runner", experts)  # before 0.24 the runner is inside them
 
 
 def check_layer(moe: Any) -> None:
     """Refuse a loaded layer whose experts run without the selection, or on other ranks' rows."""
     if moe.use_mega_moe:
         return
-    experts = getattr(moe.experts, "base_layer", moe.experts)  # LoRA wraps the experts
-    runner = getattr(experts, "runner", experts)  # before 0.24 the runner is inside them
-    if runner._quant_method.is_monolithic:
-        raise RoutingUnsupported(
-            f"the expert kernel of {moe.prefix} selects experts itself",
-            "it knows no bias_vl and would route image tokens as text",
-            "Choose a modular kernel with --moe-backend, for example marlin",
-        )
+    check_kernel(moe)
+    runner = _runner(moe)
     if runner.do_naive_dispatch_combine:
         raise RoutingUnsupported(
             f"{moe.prefix} gathers hidden states from other ranks without their token ids",

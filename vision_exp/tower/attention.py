@@ -18,7 +18,7 @@ REQUIRES = (
     "vllm.config.attention:AttentionConfig.flash_attn_version optional",
     "vllm.config:get_current_vllm_config_or_none",
     "vllm.v1.attention.backends.fa_utils:{flash_attn_varlen_func, get_flash_attn_version, "
-    "is_fa_version_supported(fa_version)} optional",
+    "is_fa_version_supported(fa_version), is_flash_attn_varlen_func_available} optional",
 )
 
 #: qkv (n, 3, heads, d) of packed images and the rows of each, to (n, heads * d).
@@ -38,6 +38,10 @@ class Kind:
     name: str
     packed: AttendPacked
     image: Callable[[int, int, torch.device], ImageAttention]
+
+
+#: In the place of a version: the FlashAttention that vLLM finds on ROCm, which has none.
+ROCM = 0
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,17 @@ def available_flash() -> Flash:
         return Flash()
     version = get_flash_attn_version()
     if version is None:
-        return Flash()
+        return Flash((ROCM,)) if torch.version.hip and _on_rocm() else Flash()
     config = get_current_vllm_config_or_none()
     if config is not None and config.attention_config.flash_attn_version is not None:
         return Flash((version,), asked=True)
     return Flash((version, 2) if version != 2 and is_fa_version_supported(2) else (version,))
+
+
+def _on_rocm() -> bool:
+    from vllm.v1.attention.backends.fa_utils import is_flash_attn_varlen_func_available
+
+    return bool(is_flash_attn_varlen_func_available())
 
 
 @lru_cache(maxsize=128)
@@ -105,8 +115,8 @@ def flash(
         max_seqlen_q=max_seqlens[0],
         max_seqlen_k=max_seqlens[1],
         causal=False,
-        fa_version=version,
-        num_splits=1,  # its own choice splits small images and takes half as long again
+        # Its own choice of splits splits small images and takes half as long again.
+        **({} if version == ROCM else {"fa_version": version, "num_splits": 1}),
         **options,
     )
     return out
@@ -127,7 +137,7 @@ def flash_image(version: int, rows: int, heads: int, device: torch.device) -> Im
 def flash_kind(version: int) -> Kind:
     """vLLM's FlashAttention of this version."""
     packed, image = partial(flash_packed, version), partial(flash_image, version)
-    return Kind(f"FlashAttention {version}", packed, image)
+    return Kind(f"FlashAttention {version or 'of ROCm'}", packed, image)
 
 
 def torch_packed(qkv: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:

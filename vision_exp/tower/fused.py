@@ -19,7 +19,6 @@ import torch
 import triton
 import triton.language as tl
 from torch.nn import functional as F
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vision_exp.tower.attention import Attend
 from vision_exp.tower.backends import Backend
@@ -86,8 +85,8 @@ def _wait_for_inputs(PDL: tl.constexpr):
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
     """
     if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
 
 # Widths are constants of the model, so that rows are known to be aligned and load 16 bytes at once.

@@ -204,9 +204,9 @@ class VisionTower(nn.Module):
 
     def forward(self, patches: torch.Tensor, vit_grid: Grids) -> torch.Tensor:
         if patches.is_cuda:
-            from vision_exp.tower import fused, graphs  # Triton, which a CPU does without
+            from vision_exp.tower import fused, graphs, rocm  # Triton, which a CPU does without
 
-            if fused.supports(self):  # the same function in few launches
+            if fused.supports(self) and rocm.fused_runs(self, patches):  # the same in few launches
                 return graphs.run(self, patches, *packed_images(patches, vit_grid))
         return self.forward_plain(patches, vit_grid)
 

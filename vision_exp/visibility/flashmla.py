@@ -1,4 +1,4 @@
-"""FlashMLA (SM90, and SM100's default): wider rows of gathered keys for chunks with an image.
+"""FlashMLA (SM90, SM100's default) and ROCm: wider rows of gathered keys for chunks with an image.
 
 `_forward_prefill` gathers, per group of requests, the compressed keys and then the sliding-window
 keys from window - 1 before the chunk to the chunk's end, so every key of a whole image is there.
@@ -134,7 +134,9 @@ def _combine_kernel(
         count = position + tl.load(lookahead_ptr + row) - first + 1
         out = indices_ptr + row * indices_stride
         selected = tl.load(topk_ptr + row * topk_stride + topk_column, mask=topk_column < topk_len)
-        tl.store(out + topk_column, selected + M * request, mask=topk_column < topk_len)
+        # ROCm's top-k may leave columns unused, and its own kernel keeps them so.
+        selected = tl.where((selected >= 0) & (selected < N), selected + M * request, -1)
+        tl.store(out + topk_column, selected, mask=topk_column < topk_len)
         key = M * request + N + first - first_gathered + key_column
         tl.store(out + topk_len + key_column, key, mask=key_column < count)
         tl.store(lens_ptr + row, topk_len + count)

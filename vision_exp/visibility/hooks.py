@@ -27,6 +27,11 @@ from vision_exp.visibility.support import has_attr
 REQUIRES = (
     "vllm.config.parallel:ParallelConfig.{decode_context_parallel_size, "
     "prefill_context_parallel_size, use_ubatching}",
+    "vllm.models.deepseek_v4.amd.rocm:"
+    "DeepseekV4ROCMAiterMLAAttention._forward_prefill(swa_metadata) since 0.24 optional",
+    "vllm.models.deepseek_v4.amd.rocm:DeepseekV4ROCMAiterSparseSWAMetadataBuilder.build since 0.24 "
+    "optional",
+    "vllm.models.deepseek_v4.amd.rocm:combine_topk_swa_indices since 0.24 optional",
     "vllm.models.deepseek_v4.attention:DeepseekV4Attention.{attn_sink, compress_ratio, scale, "
     "topk_indices_buffer} since 0.24",
     "vllm.models.deepseek_v4.common.ops.cache_utils:{combine_topk_swa_indices(topk_indices, "
@@ -47,7 +52,7 @@ REQUIRES = (
     "vllm.models.deepseek_v4.nvidia.model:_select_dsv4_attn_cls(vllm_config) since 0.24",
     "vllm.models.deepseek_v4.sparse_mla:DeepseekV4FlashMLAMetadata.{block_size, block_table, "
     "c128a_prefill_topk_indices} since 0.24",
-    "vllm.platforms.interface:Platform.is_cuda",
+    "vllm.platforms.interface:Platform.{is_cuda, is_rocm}",
     "vllm.platforms:current_platform",
     "vllm.triton_utils:{tl, triton}",
     "vllm.v1.attention.backend:AttentionMetadataBuilder.vllm_config",
@@ -73,6 +78,7 @@ def install() -> None:
     patching.when_imported("vllm.v1.worker.gpu_model_runner", _wrap_runner_v1)
     patching.when_imported("vllm.v1.worker.gpu.model_runner", _wrap_runner_v2)
     patching.when_imported("vllm.v1.attention.backends.mla.sparse_swa", _wrap_builder)
+    patching.when_imported("vllm.models.deepseek_v4.amd.rocm", _wrap_rocm)
     patching.when_imported("vllm.models.deepseek_v4.nvidia.flashmla", _wrap_flashmla)
     patching.when_imported("vllm.models.deepseek_v4.nvidia.flashinfer_sparse", _wrap_flashinfer)
 
@@ -129,16 +135,33 @@ def _builder_init(original: Callable[..., Any], builder: Any, *args: Any, **kwar
 
 def _builder_build(original: Callable[..., Any], builder: Any, *args: Any, **kwargs: Any) -> Any:
     metadata = original(builder, *args, **kwargs)
-    step, tokens = context.current(), builder._vision_exp_tokens
-    if step.spans and tokens and metadata.num_prefill_tokens:
-        if not step.request_ids:
-            raise RuntimeError("[vision-exp] a batch with images was built in an unknown order")
-        found = spans.image_visibility(
-            metadata, step.spans, step.request_ids, builder.window_size, tokens
-        )
-        if found is not None:
-            spans.attach(metadata, found)
+    if context.current().spans and _builder_build_rocm not in patching.wrappers(
+        type(builder), "build"
+    ):
+        _attach_visibility(builder, metadata)
     return metadata
+
+
+def _builder_build_rocm(
+    original: Callable[..., Any], builder: Any, *args: Any, **kwargs: Any
+) -> Any:
+    # ROCm's builder copies all attributes of the base's metadata into a class of its own.
+    metadata = original(builder, *args, **kwargs)
+    _attach_visibility(builder, metadata)
+    return metadata
+
+
+def _attach_visibility(builder: Any, metadata: Any) -> None:
+    step, tokens = context.current(), builder._vision_exp_tokens
+    if not (step.spans and tokens and metadata.num_prefill_tokens):
+        return
+    if not step.request_ids:
+        raise RuntimeError("[vision-exp] a batch with images was built in an unknown order")
+    found = spans.image_visibility(
+        metadata, step.spans, step.request_ids, builder.window_size, tokens
+    )
+    if found is not None:
+        spans.attach(metadata, found)
 
 
 # --- attention ------------------------------------------------------------------------------------
@@ -149,6 +172,17 @@ def _wrap_flashmla(module: ModuleType) -> None:
         from vision_exp.visibility import flashmla  # imports Triton
 
         patching.wrap(module.DeepseekV4FlashMLAAttention, "_forward_prefill", _prefill_flashmla)
+        patching.wrap(module, "combine_topk_swa_indices", flashmla.combine)
+
+
+def _wrap_rocm(module: ModuleType) -> None:
+    if support.missing_in(module, support.ROCM) is None:
+        from vision_exp.visibility import flashmla  # imports Triton
+
+        rocm_builder = module.DeepseekV4ROCMAiterSparseSWAMetadataBuilder
+        patching.wrap(rocm_builder, "build", _builder_build_rocm)
+        layer = module.DeepseekV4ROCMAiterMLAAttention
+        patching.wrap(layer, "_forward_prefill", _prefill_flashmla)  # gathers keys as FlashMLA's
         patching.wrap(module, "combine_topk_swa_indices", flashmla.combine)
 
 

@@ -15,6 +15,24 @@ BIDIRECTIONAL = "bidirectional"
 SWA = "vllm.v1.attention.backends.mla.sparse_swa"
 FLASHMLA = "vllm.models.deepseek_v4.nvidia.flashmla"
 FLASHINFER = "vllm.models.deepseek_v4.nvidia.flashinfer_sparse"
+ROCM = "vllm.models.deepseek_v4.amd.rocm"
+#: What is wrapped of the attention code of each of vLLM's platforms.
+_HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
+    "cuda": {
+        FLASHMLA: ("DeepseekV4FlashMLAAttention._forward_prefill", "combine_topk_swa_indices"),
+        FLASHINFER: (
+            "DeepseekV4FlashInferSM120Attention._forward_prefill",
+            "DeepseekV4FlashInferMLAAttention._forward",
+        ),
+    },
+    "rocm": {
+        ROCM: (
+            "DeepseekV4ROCMAiterMLAAttention._forward_prefill",
+            "DeepseekV4ROCMAiterSparseSWAMetadataBuilder.build",
+            "combine_topk_swa_indices",
+        )
+    },
+}
 _RUNNERS = {
     "vllm.v1.worker.gpu_model_runner": "GPUModelRunner._build_attention_metadata",
     "vllm.v1.worker.gpu.model_runner": "GPUModelRunner.prepare_attn",
@@ -40,17 +58,20 @@ def describe(vllm_config: Any) -> str:
 def _reason(vllm_config: Any) -> str | None:
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cuda():
-        return "platform-is-not-cuda"
+    on_rocm = current_platform.is_rocm()
+    if not on_rocm and not current_platform.is_cuda():
+        return "platform-is-not-cuda-or-rocm"
     parallel = vllm_config.parallel_config
     if getattr(parallel, "use_ubatching", False):
         return "micro-batches-reorder-requests"
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             return f"{name}-above-1"
-    missing = missing_hooks()
+    missing = missing_hooks("rocm" if on_rocm else "cuda")
     if missing is not None:
         return f"release-lacks-{missing}"
+    if on_rocm:
+        return None  # amd/model.py has one attention class
     from vllm.models.deepseek_v4.nvidia import model
 
     name = model._select_dsv4_attn_cls(vllm_config).__name__
@@ -61,30 +82,31 @@ def _reason(vllm_config: Any) -> str | None:
     return f"unknown-attention-class-{name}"
 
 
-def missing_hooks() -> str | None:
-    """The first function or field that this release's attention code lacks, if any."""
+def missing_hooks(platform: str) -> str | None:
+    """The first function or field that this release's attention code lacks, if any.
+
+    platform: "cuda" or "rocm"; the other's modules may not be importable.
+    """
     swa = importlib.import_module(SWA)
     fields = {f.name for f in dataclasses.fields(swa.DeepseekSparseSWAMetadata)}
     for name in ("prefill_swa_indices", "prefill_seq_lens_cpu", "prefill_query_lens_cpu"):
         if name not in fields:
             return name
-    hooks = {
-        FLASHMLA: ("DeepseekV4FlashMLAAttention._forward_prefill", "combine_topk_swa_indices"),
-        FLASHINFER: (
-            "DeepseekV4FlashInferSM120Attention._forward_prefill",
-            "DeepseekV4FlashInferMLAAttention._forward",
-        ),
-    }
-    for module_name, names in hooks.items():
-        module = importlib.import_module(module_name)
-        for name in names:
-            if not has_attr(module, name):
-                return name
+    for module_name in _HOOKS[platform]:
+        lacking = missing_in(importlib.import_module(module_name), module_name)
+        if lacking is not None:
+            return lacking
     for module_name, name in _RUNNERS.items():
         runner = sys.modules.get(module_name)  # the runner in use has been imported
         if runner is not None and not has_attr(runner, name):
             return name
     return None
+
+
+def missing_in(module: Any, name: str) -> str | None:
+    """The first function that is wrapped in the attention module `name` and that it lacks."""
+    wanted = next(hooks[name] for hooks in _HOOKS.values() if name in hooks)
+    return next((found for found in wanted if not has_attr(module, found)), None)
 
 
 def has_attr(module: Any, name: str) -> bool:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import checks
+import checks_amd  # noqa: F401
 import checks_config  # noqa: F401
 import checks_images  # noqa: F401
 import checks_model  # noqa: F401

@@ -19,6 +19,7 @@ import vllm_rig
 
 TESTS = Path(__file__).parents[1]
 CHECK_MODULES = (
+    "checks_amd",
     "checks_config",
     "checks_model",
     "checks_images",

@@ -193,3 +193,23 @@ def test_warm_up_routes_each_kind_of_layer_with_few_rows_and_many(
     select.warm_up(layers)
     kinds = [(False, False), (True, False), (False, True)]
     assert sorted(seen) == sorted((*kind, rows) for kind in kinds for rows in (1, MANY_ROWS))
+
+
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+def test_on_rocm_text_rows_keep_every_bit(ids_dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    layer, logits = moe(), torch.randn(5, 6)
+    token_ids = torch.tensor([7, layout.IMAGE_ID, 8, layout.START_ID, 9], dtype=torch.int32)
+    image = torch.tensor([False, True, False, True, False])
+    # What no rule gives, so that a row that is computed again is seen.
+    stock = torch.full((5, 2), 0.123), torch.tensor([[5, 5]] * 5, dtype=ids_dtype)
+    context.set_current(context.StepContext(True))
+    try:
+        found = select.replace_image_rows(layer, logits, token_ids, stock)
+        wanted = select.route(layer, logits, token_ids, ids_dtype)
+    finally:
+        context.set_current(context.NO_IMAGES)
+    for mine, theirs, routed in zip(found, stock, wanted, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine[~image], theirs[~image])
+        assert torch.equal(mine[image], routed[image])

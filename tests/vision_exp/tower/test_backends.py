@@ -42,6 +42,7 @@ def test_what_a_gpu_gets(
     versions: tuple[int, ...],
     first: list[str],
 ) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(swiglu, "select", lambda _device: "QuACK's product")
     hopper.available.cache_clear()
@@ -54,6 +55,18 @@ def test_what_a_gpu_gets(
     assert found.attention is kinds[0]
     assert found.pdl == (capability[0] == 9)
     assert found.gated_linear == ("QuACK's product" if capability[0] == 9 else None)
+
+
+def test_an_amd_card_is_no_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gfx942 answers 9 for its major capability, and ROCm's torch calls its devices "cuda"."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 4))
+    hopper.available.cache_clear()
+    kinds = backends.kinds(CARD, attention.Flash((3, 2)))
+    found = backends.select(CARD, kinds[0])
+    hopper.available.cache_clear()
+    assert kinds[0].name == "FlashAttention 3"
+    assert (found.gated_linear, found.pdl) == (None, False)
 
 
 def test_one_module_asks_for_the_generation() -> None:

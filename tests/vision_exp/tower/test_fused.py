@@ -37,6 +37,18 @@ def test_fused_blocks_equal_the_tower(found: Any) -> None:
 
 
 @pytest.mark.xdist_group("fused")
+def test_rocm_tries_the_fused_blocks_and_says_where_it_does_without(found: Any) -> None:
+    tried = found["rocm"]
+    assert tried["elsewhere"] == [[True], []]
+    assert tried["works"] == [[True, True], []]
+    for name, why in (("raises", "RuntimeError: PassManager::run failed)"), ("wrong", "off by ")):
+        answers, (line,) = tried[name]  # said once
+        assert answers == [False, False]
+        assert line.startswith("[vision-exp] the tower runs module by module")
+        assert why in line
+
+
+@pytest.mark.xdist_group("fused")
 @pytest.mark.parametrize("kind", ["torch", "triton", "trusting"])
 def test_what_lies_behind_an_image_in_its_graph_changes_nothing(found: Any, kind: str) -> None:
     assert found["buckets"][kind] < 1e-5

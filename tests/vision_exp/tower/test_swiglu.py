@@ -35,6 +35,7 @@ def other_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
     monkeypatch.setattr(swiglu, "trial", on_cpu(swiglu.trial))
     forget()

@@ -146,6 +146,9 @@ def test_torch_hides_the_keys_behind_an_image_exactly() -> None:
 # --- what vLLM and torch are asked ----------------------------------------------------------------
 
 
+NONE = attention.Flash()
+
+
 @pytest.fixture
 def fa_utils(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Makes a vLLM with these versions of FlashAttention, and this one in its config."""
@@ -183,6 +186,31 @@ def test_vllm_says_which_versions_there_are(
 ) -> None:
     fa_utils(*given)
     assert attention.available_flash() == expected
+
+
+@pytest.mark.parametrize(("found", "expected"), [(True, attention.Flash((0,))), (False, NONE)])
+def test_rocms_flash_attention_has_no_version(
+    fa_utils: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    found: bool,
+    expected: attention.Flash,
+) -> None:
+    fa_utils(None, ())
+    utils = sys.modules[FA_UTILS]
+    utils.is_flash_attn_varlen_func_available = lambda: found  # type: ignore[attr-defined]
+    assert attention.available_flash() == NONE, "not ROCm"
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert attention.available_flash() == expected
+
+    def attend(q: Any, k: Any, v: Any, **given: Any) -> torch.Tensor:
+        assert given.keys().isdisjoint({"fa_version", "num_splits"})
+        parts = zip(given["cu_seqlens_q"].diff(), given["cu_seqlens_k"].diff(), strict=True)
+        return by_lengths(q, k, v, parts)
+
+    monkeypatch.setattr(utils, "flash_attn_varlen_func", attend)
+    kind = attention.flash_kind(attention.ROCM)
+    assert kind.name == "FlashAttention of ROCm"
+    assert trial.attempt(named("b", kind), stage({"b": 1.0}), 90, 71) > 0
 
 
 def test_torchs_flash_attention_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     pieces = {
         "vllm": module("vllm"),
         "vllm.platforms": module(
-            "vllm.platforms", current_platform=SimpleNamespace(is_cuda=lambda: True)
+            "vllm.platforms",
+            current_platform=SimpleNamespace(is_cuda=lambda: True, is_rocm=lambda: False),
+        ),
+        support.ROCM: module(
+            support.ROCM,
+            DeepseekV4ROCMAiterMLAAttention=SimpleNamespace(_forward_prefill=1),
+            DeepseekV4ROCMAiterSparseSWAMetadataBuilder=SimpleNamespace(build=1),
+            combine_topk_swa_indices=1,
         ),
         support.SWA: module(support.SWA, DeepseekSparseSWAMetadata=Metadata),
         support.FLASHMLA: module(
@@ -107,8 +114,25 @@ def test_what_shares_or_reorders_rows_is_causal(
 
 
 def test_another_platform_is_causal(world: dict[str, Any]) -> None:
-    world["vllm.platforms"].current_platform = SimpleNamespace(is_cuda=lambda: False)
-    assert support.describe(config()) == "causal reason=platform-is-not-cuda"
+    platform = SimpleNamespace(is_cuda=lambda: False, is_rocm=lambda: False)
+    world["vllm.platforms"].current_platform = platform
+    assert support.describe(config()) == "causal reason=platform-is-not-cuda-or-rocm"
+
+
+def test_rocm_asks_nothing_of_cudas_modules(world: dict[str, Any]) -> None:
+    platform = SimpleNamespace(is_cuda=lambda: False, is_rocm=lambda: True)
+    world["vllm.platforms"].current_platform = platform
+    for name in ("vllm.models.deepseek_v4.nvidia", support.FLASHMLA, support.FLASHINFER):
+        sys.modules[name] = None  # type: ignore[assignment]
+    assert support.describe(config()) == "bidirectional"
+    for name in (
+        "DeepseekV4ROCMAiterMLAAttention",
+        "DeepseekV4ROCMAiterSparseSWAMetadataBuilder",
+        "combine_topk_swa_indices",
+    ):
+        kept = world[support.ROCM].__dict__.pop(name)
+        assert f"release-lacks-{name}" in support.describe(config())
+        setattr(world[support.ROCM], name, kept)
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,12 @@ def test_a_layer_that_widened_no_image_is_named(release: dict[str, Any]) -> None
     }
 
 
+def test_rocm_attends_as_the_rule_says(release: dict[str, Any]) -> None:
+    close(release["rocm"], 1e-4)
+    assert release["rocm"]["metadata"] == "DeepseekV4ROCMAiterSparseSWAMetadata"
+    assert release["rocm"]["text checkpoint"]
+
+
 def test_flashinfer_sm120_attends_as_the_rule_says(release: dict[str, Any]) -> None:
     close(release["flashinfer_sm120"], 1e-4)
     assert release["flashinfer_sm120"]["widths"] == [128, 512]
@@ -202,8 +208,12 @@ def test_flashinfer_sm100_attends_as_the_rule_says(release: dict[str, Any]) -> N
 
 def test_a_machine_without_a_gpu_says_causal(release: dict[str, Any]) -> None:
     found = release["described"]
-    assert found["cpu"] == "causal reason=platform-is-not-cuda"
+    assert found["cpu"] == "causal reason=platform-is-not-cuda-or-rocm"
     assert found["missing"] is None  # every function that is wrapped exists
+    assert found["rocm"] == "bidirectional"
+    assert found["another rocm"] == (
+        "causal reason=release-lacks-DeepseekV4ROCMAiterMLAAttention._forward_prefill"
+    )
     assert "platform-is-not-cuda" in found["required"]
 
 

@@ -14,4 +14,6 @@ import torch
 @lru_cache(maxsize=8)
 def available(device: torch.device) -> bool:
     """Whether the kernels of this package can run on the device."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    # ROCm's devices are called "cuda" too, and gfx9 has 9 as its major capability.
+    on_cuda = device.type == "cuda" and torch.version.cuda is not None
+    return on_cuda and torch.cuda.get_device_capability(device)[0] == 9

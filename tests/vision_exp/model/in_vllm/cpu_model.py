@@ -6,13 +6,19 @@ Everything else (registry, construction, MoE, weight loading) is the release's o
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import cpu_experts
+import rocm_stand_in
 import torch
 from gpu.checkpoint.tensors import specs, tensor
 from rig_model import Rig
@@ -58,6 +64,7 @@ def _without_gpu() -> None:
     torch.cuda.Stream = torch.cuda.Event = _Nothing
     import vllm.models.deepseek_v4.nvidia.model as module
 
+    cpu_experts.select_outside()
     if hasattr(module, "_select_dsv4_attn_cls"):
         module._select_dsv4_attn_cls = lambda *args, **kwargs: _NoAttention
     else:  # 0.22
@@ -95,8 +102,50 @@ def build_text(rig: Rig) -> Any:
     return _build(rig, folder, {}, (1, 0, None))
 
 
+@contextmanager
+def on_rocm(rig: Rig) -> Iterator[dict[str, Any]]:
+    """The modules of amd/, on what says that it is ROCm."""
+    build(rig, "small")  # imports the experts' modules, which are to go on finding a CPU
+    found = rocm_stand_in.modules()
+    found["model"].DeepseekV4ROCMAiterMLAAttention = _NoAttention
+    with rocm_stand_in.platform():
+        yield found
+
+
+def build_with(rig: Rig, name: str, model_class: type, *, text: bool = False, **more: Any) -> Any:
+    """An instance of a class of vLLM's for the checkpoint `name`; `build` asks the registry."""
+    make = rig.text_checkpoint if text else rig.checkpoint
+    layers = more.get("num_hidden_layers", 4)
+    folder = make(name, **{**SIZES, "compress_ratios": [0] * (layers + 3), **more})
+    return _build(rig, folder, {}, (1, 0, None), model_class)
+
+
+def draft(rig: Rig, name: str, model_class: type, model_type: str) -> Any:
+    """A draft of this class for the checkpoint `name`, made as for the config of a target."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    vllm_config = VllmConfig(model_config=rig.model_config(_folder(rig, name, {})))
+    hf_config = copy.copy(vllm_config.model_config.hf_config)
+    hf_config.model_type = model_type
+    draft_config = SimpleNamespace(hf_config=hf_config)
+    with set_current_vllm_config(vllm_config):
+        _join(1, 0, None)
+        vllm_config.__dict__["speculative_config"] = SimpleNamespace(
+            draft_model_config=draft_config, num_speculative_tokens=1
+        )
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            return model_class(vllm_config=vllm_config)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
 def _build(
-    rig: Rig, folder: Path, model_options: dict[str, Any], group: tuple[int, int, Path | None]
+    rig: Rig,
+    folder: Path,
+    model_options: dict[str, Any],
+    group: tuple[int, int, Path | None],
+    model_class: type | None = None,
 ) -> Any:
     from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
@@ -112,7 +161,7 @@ def _build(
         _join(*group)
         torch.set_default_dtype(torch.bfloat16)
         try:
-            model = initialize_model(vllm_config)
+            model = initialize_model(vllm_config, model_class=model_class)
         finally:
             torch.set_default_dtype(torch.float32)
     for module in model.modules():

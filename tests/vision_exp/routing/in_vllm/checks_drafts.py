@@ -18,6 +18,7 @@ class Block(nn.Module):
     """Stands for a decoder layer: the real MoE without attention."""
 
     use_sequence_parallel = False
+    use_fused_mhc = False  # asked by amd/
 
     def __init__(self, rig: Rig, layer: int) -> None:
         super().__init__()
@@ -91,6 +92,7 @@ def dspark_draft_routes_image_rows(rig: Rig) -> None:
     nn.Module.__init__(model)
     model.hc_mult, model.use_sequence_parallel = 1, False
     model.layers = nn.ModuleList(Block(rig, 4 + at) for at in range(3))
+    model.hc_head_op = lambda rows, *rest: rows  # of amd/
     model.hc_head_fn = model.hc_head_scale = model.hc_head_base = None
     model.rms_norm_eps = model.hc_eps = 0.0
     hidden, ids, mask = batch(10, [1, 2])

@@ -6,6 +6,7 @@ import sys
 
 import checks
 import checks_drafts  # noqa: F401
+import checks_rocm  # noqa: F401
 import checks_routing  # noqa: F401
 import checks_selftest  # noqa: F401
 import checks_step  # noqa: F401

@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import cpu_experts
+import rocm_stand_in
 import tiny_config
 import torch
 from torch import nn
@@ -56,6 +58,7 @@ class Rig:
 
     def __init__(self) -> None:
         torch.cuda.Stream = torch.cuda.Event = Stream  # type: ignore[misc,assignment]
+        cpu_experts.select_outside()
         folder = tiny_config.write(
             Path(tempfile.mkdtemp()),
             n_routed_experts=EXPERTS,
@@ -125,6 +128,22 @@ class Rig:
         runner._maybe_apply_shared_experts = lambda *args, **kwargs: None
         runner._shared_experts = None
         moe.shared_experts = None
+
+    @contextlib.contextmanager
+    def on_rocm(self) -> Iterator[None]:
+        """amd/ in the place of nvidia/, with routing wired, on what says that it is ROCm."""
+        self.moe(3)  # imports the experts' modules, which are to go on finding a CPU
+        amd = rocm_stand_in.modules()
+        stock = self.model, self.mtp, self.dspark
+        self.model, self.mtp, self.dspark = amd["model"], amd["mtp"], amd.get("dspark")
+        hooks.install_model(vars(self.model))
+        hooks.install_draft("mtp", vars(self.mtp))
+        model_hooks.install_draft("mtp", vars(self.mtp))
+        try:
+            with rocm_stand_in.platform():
+                yield
+        finally:
+            self.model, self.mtp, self.dspark = stock
 
     def text_config(self) -> Any:
         config = copy.copy(self.config)

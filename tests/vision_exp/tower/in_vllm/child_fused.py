@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -20,7 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "support"))
 import quick_interpreter
 
 from vision_exp.config import VisionConfig
-from vision_exp.tower import VisionTower, attention, fused, graphs, split_kv
+from vision_exp.tower import VisionTower, attention, fused, graphs, rocm, split_kv
 from vision_exp.tower.backends import Backend
 
 GRIDS = [(3, 5), (3, 5), (7, 2)]
@@ -159,6 +160,36 @@ def captures(tower: VisionTower) -> dict[str, dict[str, object]]:
     return found
 
 
+def on_rocm(tower: VisionTower) -> dict[str, list[object]]:
+    """Whether fused blocks count as running on ROCm, and what the log says of it: as they are, with
+    a compiler that raises, and with rows that are wrong."""
+
+    def no_compiler(*_: object) -> torch.Tensor:
+        raise RuntimeError("PassManager::run failed\nat line 3")
+
+    found: dict[str, list[object]] = {}
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    rocm.logger.addHandler(handler)
+    patches = torch.empty(1, 3, 14, 14)
+    for name, norm in (
+        ("works", fused.add_norm),
+        ("raises", no_compiler),
+        ("wrong", lambda x, *_: torch.ones_like(x)),
+    ):
+        lines.clear()
+        with (
+            mock.patch.object(torch.version, "hip", "7.0"),
+            mock.patch.object(fused, "add_norm", norm),
+        ):
+            answers = [rocm.fused_runs(tower, patches) for _ in range(2)]
+        found[name] = [answers, lines.copy()]
+        del tower._fused_runs
+    found["elsewhere"] = [[rocm.fused_runs(tower, patches)], []]
+    return found
+
+
 def main() -> None:
     quick_interpreter.install()
     torch.manual_seed(0)
@@ -201,6 +232,7 @@ def main() -> None:
         in_buckets = {kind: bucket_error(tower, kind) for kind in KINDS}
         captured = captures(tower)
         tail = tail_error()
+        rocm_runs = on_rocm(tower)
         for block in tower.blocks:
             block.sharded = True
             block.attn.wo = SummedOverRanks(block.attn.wo)
@@ -215,6 +247,7 @@ def main() -> None:
                 "buckets": in_buckets,
                 "captures": captured,
                 "tail": tail,
+                "rocm": rocm_runs,
             }
         )
     )

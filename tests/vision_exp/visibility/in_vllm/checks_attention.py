@@ -26,14 +26,25 @@ from vision_exp.engine import context
 from vision_exp.engine.sightings import Block, Layers, Sightings
 from vision_exp.visibility import flashinfer, hooks
 
+#: Compression of the kinds of layers: none, C4A, C128A.
+KINDS = (1, 4, 128)
+
 
 def flashmla() -> dict[str, Any]:
     """vLLM's `_forward_prefill` with its real chunking, gathering and index kernel, and ours."""
     module = importlib.import_module("vllm.models.deepseek_v4.nvidia.flashmla")
+    cases = [(make, *built(make)) for make in BATCHES]
+    return prefilled(module, module.DeepseekV4FlashMLAAttention, cases)
+
+
+def prefilled(
+    module: Any, attention: Any, cases: list[Any], ratios: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """What `attention._forward_prefill` writes for each (name's function, batch, metadata), in
+    layers of these kinds."""
     out: dict[str, Any] = {}
-    for make in BATCHES:
-        for ratio in (1, 4, 128) if make is mixed else (4,):
-            work, meta = built(make)
+    for make, work, meta in cases:
+        for ratio in ratios or (KINDS if make is mixed else (4,)):
             data = sequences(work, ratio)
             rows = data.work.starts[-1]
             q = torch.randn(rows, HEADS, DIM)
@@ -42,8 +53,8 @@ def flashmla() -> dict[str, Any]:
             names = replaced_kernels(module, q.dtype)
             decodes = meta.num_decode_tokens
             with replaced(module, **names):
-                module.DeepseekV4FlashMLAAttention._forward_prefill(
-                    layer(data, ratio, sink, meta),
+                attention._forward_prefill(
+                    layer(data, ratio, sink, meta, head_dim=DIM, nope_head_dim=0, rope_head_dim=0),
                     q=q[decodes:],
                     positions=None,
                     compressed_k_cache=data.compressed_cache,
@@ -129,6 +140,7 @@ def replaced_kernels(module: Any, dtype: torch.dtype) -> dict[str, Any]:
         block_table: torch.Tensor,
         block_size: int,
         offset: int,
+        use_fnuz: bool = False,
     ) -> None:
         for i, stop in enumerate(seq_lens.tolist()):
             count = stop if gather_lens is None else int(gather_lens[i])
@@ -145,11 +157,18 @@ def replaced_kernels(module: Any, dtype: torch.dtype) -> dict[str, Any]:
                 raise IndexError(f"row {row}")
             rest["out"][row] = attend(q[row], [kv[used, 0]], sm_scale, attn_sink)
 
-    return {
+    def rocm_fwd(*, indices: Any, topk_length: Any, scale: Any, output: Any, **rest: Any) -> None:
+        kept = {name: rest[name] for name in ("q", "kv", "attn_sink")}
+        rows = indices.reshape(len(indices), 1, -1)
+        sparse_fwd(**kept, indices=rows, sm_scale=scale, topk_length=topk_length, out=output)
+
+    kernels = {
         "current_workspace_manager": Workspace,
         "dequantize_and_gather_k_cache": gather,
         "flash_mla_sparse_fwd": sparse_fwd,
+        "rocm_sparse_attn_prefill": rocm_fwd,
     }
+    return {name: kernel for name, kernel in kernels.items() if hasattr(module, name)}
 
 
 def flashinfer_sm120() -> dict[str, Any]:

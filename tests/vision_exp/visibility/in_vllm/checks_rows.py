@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+import rocm_stand_in
 import torch
 from rig_attention import replaced
 from rig_visibility import (
@@ -98,7 +100,7 @@ def lost_order() -> str:
 def described() -> dict[str, Any]:
     """The start-up answer of this (CPU) installation, as it is and with parts of it replaced."""
     config = SimpleNamespace(parallel_config=SimpleNamespace(), model_config=None)
-    out: dict[str, Any] = {"cpu": real_describe(config), "missing": support.missing_hooks()}
+    out: dict[str, Any] = {"cpu": real_describe(config), "missing": support.missing_hooks("cuda")}
     os.environ[settings.REQUIRE_VISIBILITY.name] = "1"
     try:
         real_describe(config)
@@ -107,6 +109,11 @@ def described() -> dict[str, Any]:
         out["required"] = str(error)
     finally:
         del os.environ[settings.REQUIRE_VISIBILITY.name]
+    attention = rocm_stand_in.modules()["rocm"].DeepseekV4ROCMAiterMLAAttention
+    with rocm_stand_in.platform():
+        out["rocm"] = real_describe(config)
+        with mock.patch.object(attention, "_forward_prefill", None):
+            out["another rocm"] = real_describe(config)
     return out
 
 

@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 
 import checks_attention as attention
+import checks_attention_rocm as attention_rocm
 import checks_rows as rows
 import known_launches
 import observations
@@ -38,6 +39,7 @@ def main() -> None:
             rows.lost_order,
             attention.flashmla,
             attention.passed_by,
+            attention_rocm.rocm,
             attention.flashinfer_sm120,
             attention.flashinfer_sm100,
             attention.flashinfer_sm100_long,

@@ -73,7 +73,8 @@ def batch(*requests: Request) -> Batch:
     return Batch(list(requests), table, table.tolist())
 
 
-def new_builder(vision: bool, speculative: Any = None) -> Any:
+def new_builder(vision: bool, speculative: Any = None, builder: Any = None) -> Any:
+    """The release's own metadata builder, or one of another class."""
     from vllm.v1.kv_cache_interface import SlidingWindowMLASpec
 
     swa = importlib.import_module(SWA)
@@ -97,7 +98,8 @@ def new_builder(vision: bool, speculative: Any = None) -> Any:
         sliding_window=WINDOW,
         model_version="deepseek_v4",
     )
-    return swa.DeepseekSparseSWAMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
+    builder = builder or swa.DeepseekSparseSWAMetadataBuilder
+    return builder(spec, ["layer"], config, torch.device("cpu"))
 
 
 def publish_order(names: list[str]) -> None:
