@@ -5,6 +5,7 @@
 The lists are bench/mutants/*.txt, one a room. A list's lines:
 
     @ FILE | TESTS        the file that the faults below change, and pytest's arguments
+                          (NAME=value words in front of them are set in its environment)
     ! TESTS               pytest's arguments for the next fault alone
     # ...                 what a user would see; starts a fault
     - TEXT                text that FILE has exactly once (several lines: `-` before each)
@@ -170,8 +171,11 @@ class Copy:
         os.dup2(report, 1)
         os.dup2(quiet, 2)
         code = 70
+        setting = re.compile(r"([A-Z_]+)=(.*)")
+        os.environ.update(found.groups() for one in tests if (found := setting.fullmatch(one)))
+        words = [one for one in tests if not setting.fullmatch(one)]
         try:
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *words]))
         finally:
             os._exit(code)
 
