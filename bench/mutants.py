@@ -136,11 +136,16 @@ class Copy:
 
     def notices(self, fault: Fault) -> bool:
         """Whether the fault's tests fail with it, or do not end in time."""
-        path = self.folder / fault.file
+        stock = (self.folder / fault.file).read_text(encoding="utf-8")
+        return self.fails(fault.file, fault.change(stock), fault.tests)
+
+    def fails(self, file: str, text: str, tests: tuple[str, ...]) -> bool:
+        """Whether tests fail, or do not end in time, where `file` holds `text`."""
+        path = self.folder / file
         stock = path.read_text(encoding="utf-8")
-        path.write_text(fault.change(stock), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         try:
-            return self.run(fault.tests) != 0
+            return self.run(tests) != 0
         finally:
             path.write_text(stock, encoding="utf-8")
 
@@ -180,8 +185,12 @@ class Copy:
             os._exit(code)
 
 
-def warm() -> None:
-    """Import what is heavy and not ours, once for all forks."""
+def prepare() -> None:
+    """Set this process up for its forks: what is heavy and not ours is imported once for all."""
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("VISION_EXP_TEST_CACHE", str(REPO / ".cache"))
     import hypothesis  # noqa: F401
     import libcst  # noqa: F401
     import numpy  # noqa: F401
@@ -189,17 +198,23 @@ def warm() -> None:
     import torch  # noqa: F401
 
 
+def start_child_python(folder: Path) -> None:
+    """Start the Python that tests of the copy in `folder` fork their vLLMs from, once for all."""
+    sys.path.insert(0, str(folder / "tests" / "support"))
+    import warm
+
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    warm._python(tuple((key, offline[key]) for key in warm.AT_IMPORT if key in offline))
+
+
 def judge(faults: Sequence[Fault], limit: float = LIMIT_S, *, loud: bool = True) -> list[Fault]:
     """Makes each fault and gives those that were missed; so are all of tests that fail without."""
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    sys.dont_write_bytecode = True
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("VISION_EXP_TEST_CACHE", str(REPO / ".cache"))
-    warm()
+    prepare()
     missed = []
     broken: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Copy(Path(folder), limit)
+        start_child_python(copy.folder)
         for fault in faults:
             if fault.equivalent:
                 continue

@@ -30,7 +30,8 @@ CHECK_MODULES = (
     "two_ranks",
 )
 
-#: A part of a check's name, to run such checks alone; no other test has something to look at then.
+#: A part of a check's name: such checks alone, in a stock tree whose hooks the child calls. The
+#: other tests have nothing to look at then. For one who works on a check, and for bench/mutants.py.
 ONLY = os.environ.get("VISION_EXP_TEST_CHECKS", "")
 
 # Functions that a process wraps once it has seen a Vision-Exp config. Each asks its instance
@@ -55,12 +56,13 @@ def outcome(release: str) -> dict[str, Any]:
     """What both children of a release found. Cached: all tests of a release share one process."""
     with tempfile.TemporaryDirectory(prefix="vision-exp-release-") as name:
         folder = Path(name)
+        tree = vllm_rig.tree(release)
         stock = None
         if not ONLY:
-            stock = _run("child_stock.py", vllm_rig.tree(release), folder, {})["text"]
-        patched = vllm_rig.patched_tree(release, folder / "patched")
+            stock = _run("child_stock.py", tree, folder, {})["text"]
+            tree = vllm_rig.patched_tree(release, folder / "patched")
         own = {"VLLM_CACHE_ROOT": str(folder / "cache"), "VISION_EXP_FAST_PIXELS": "1"}
-        found = _run("child_overlay.py", patched, folder, own)
+        found = _run("child_overlay.py", tree, folder, own)
         return {**found, "stock text": stock}
 
 
