@@ -46,6 +46,20 @@ def refusals_are_client_errors(rig: Rig) -> None:
 
 
 @check
+def an_uuid_that_nobody_knows_is_a_client_error(rig: Rig) -> None:
+    for cached in (False, True):
+        try:
+            image = noise(50, 50)
+            uuids = {"image": [None, "dog"]}
+            rig.apply(rig.processor(cached), [PLACEHOLDER] * 2, [image, None], uuids)
+        except Exception as error:  # noqa: BLE001  any type: the status is what counts
+            equal(status(error), 400, repr(error))
+            equal("image 1 is only its uuid 'dog'" in str(error), True, str(error))
+        else:
+            raise AssertionError("accepted")
+
+
+@check
 def the_failing_image_is_named_by_its_place_in_the_request(rig: Rig) -> None:
     processor = rig.processor(cached=True)
     good, bad = noise(50, 50), Image.new("RGB", (3, 0))
