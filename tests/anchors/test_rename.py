@@ -103,6 +103,8 @@ def test_a_loader_of_any_shape_takes_the_bias_of_images(loader: Loader) -> None:
     outcome, patched = cases.run(REMAP, loader.source)
     assert outcome == APPLIES, loader.source
     assert load(patched, [HOME + "_vl"], GATE + "bias_vl")[-1:] == [HOME + "_vl"], patched
+    after = patched.partition("# <<< vision-exp:mtp-bias-vl\n")[2].split("\n")[0].strip()
+    assert after.startswith(("if ", f"{loader.name} = ")), "in front of the statement's comments"
     # Once there, nothing is renamed again; all else is as it was.
     others = [GATE + "bias", GATE + "weight", HOME, HOME + "_vl", "layers.3.ffn.odd", "norm.weight"]
     known = [HOME, HOME + "_vl", GATE + "weight", "layers.3.ffn.odd", "norm.weight"]
@@ -111,8 +113,38 @@ def test_a_loader_of_any_shape_takes_the_bias_of_images(loader: Loader) -> None:
     if loader.tells:
         with pytest.raises(KeyError, match="bias_vl"):
             load(patched, [HOME], GATE + "bias_vl")
+    else:  # which of the loader's dictionaries holds the parameters is not clear
+        load(patched, [HOME], GATE + "bias_vl")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        'if name.endswith(".ffn.gate.bias"): name = {r}',
+        'if ".ffn." in name:\n                mine = name\n                mine = {m}\n'
+        "                name = mine",
+    ],
+    ids=["a guard on one line", "a name that is bound inside the if"],
+)
+def test_where_the_name_is_bound_and_the_statement_begins(body: str) -> None:
+    call = CALLS[0].format(n="name")
+    body = body.format(r=call, m=call.replace("name.", "mine."))
+    source = (
+        "class Draft:\n    def load_weights(self, weights):\n        seen = []\n"
+        f"        for name, weight in weights:\n            {body}\n"
+        "            seen.append(name)\n        return seen\n"
+    )
+    outcome, patched = cases.run(REMAP, source)
+    assert outcome == APPLIES
+    for name, taken in ((GATE + "bias_vl", HOME + "_vl"), (GATE + "bias", HOME), ("n", "n")):
+        assert load(patched, [], name) == [taken], patched
+
+
+FUNCTION = """\
+if True:
+    def load_weights(self, weights):
+        name = name.replace(".ffn.gate.bias", ".ffn.gate.e_score_correction_bias")
+"""
 NESTED = """\
 def make():
     class Draft:
@@ -131,6 +163,7 @@ class Draft:
     ("source", "outcome"),
     [
         (NESTED, ABSENT),
+        (FUNCTION, ABSENT),
         (LOADER.replace("load_weights", "remap"), ABSENT),
         (LOADER.replace(".e_score_correction_bias", ".bias_of_experts"), ABSENT),
         (LOADER.replace("name.replace(", "str(name).replace("), ABSENT),

@@ -168,6 +168,32 @@ def twenty_images_share_nothing(rig: Rig) -> None:
 
 
 @check
+def a_request_may_ask_for_fewer_tokens(rig: Rig) -> None:
+    """Another image to the caches; one that asks for more than there is asks for nothing."""
+    processor, image = rig.processor(cached=True), noise(1400, 1400)
+    hashes = set()
+    for most, limit in ((10**9, 384), (50 * 42**2, 50), (None, 384)):
+        made = rig.apply(processor, [PLACEHOLDER], [image], max_pixels=most)
+        (place,) = made["mm_placeholders"]["image"]
+        equal(limit * 3 // 4 <= place.length <= limit, True, f"{place.length} tokens of {limit}")
+        equal(place.get_num_embeds(), len(made["mm_kwargs"]["image"][0].get_data()["perm"]))
+        hashes.add(made["mm_hashes"]["image"][0])
+    equal(len(hashes), 2, "hashes")
+
+
+@check
+def a_processor_prepares_and_speaks_when_it_is_made(rig: Rig) -> None:
+    from vision_exp.model import processor
+
+    with (
+        mock.patch.object(processor, "warm_up") as warm,
+        mock.patch.object(processor.evidence, "log_once") as said,
+    ):
+        rig.processor()
+    equal((warm.call_count, said.call_args.args), (1, ("processor", rig.vision_model_config)))
+
+
+@check
 def cached_images_may_come_by_uuid_alone(rig: Rig) -> None:
     processor = rig.processor(cached=True)
     image = noise(200, 100)
