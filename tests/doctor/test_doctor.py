@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,23 @@ def test_evidence_that_differs(changed: dict[str, str], named: str) -> None:
     assert len(found.differences) == 1
 
 
+def test_each_field_of_the_evidence_counts() -> None:
+    for field in log.AGREE:
+        one = evidence(1, "A", visibility="causal reason=x")
+        other = re.sub(rf"{field}=\S+", f"{field}=other", evidence(2, "B", visibility="causal"))
+        found = log.read(one + other.replace("causal", "causal reason=x"))
+        assert [each.split()[0] for each in found.differences] == [field]
+        lacks = re.sub(rf"{field}=\S+ ?", "", evidence(2, "B"))
+        assert any(
+            f"{field} differs" in each for each in log.read(evidence(1, "A") + lacks).differences
+        )
+    reasons = (evidence(pid, "A", visibility=f"causal reason={pid}") for pid in (1, 2))
+    assert log.read("".join(reasons)).differences == (
+        "visibility differs: causal 1: A (pid 1); causal 2: A (pid 2)",
+    )
+    assert not log.read("").good
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
@@ -213,6 +231,7 @@ def test_tower_memory_counts_the_modules() -> None:
     count = sum(p.numel() for module in modules for p in module.parameters())
     assert tower_memory.parameters(1) == count + 4 * 4096
     assert tower_memory.parameters(2) < 0.51 * tower_memory.parameters(1)
+    assert tower_memory.gibibytes(1) == 2 * tower_memory.parameters(1) / 2**30, "BF16"
 
 
 UNSEEN = (

@@ -120,6 +120,15 @@ def what_a_rank_builds_and_says_of_it(rig: Rig) -> None:
 
 
 @check
+def a_config_overridden_to_text_builds_vllms_own_class(rig: Rig) -> None:
+    """vLLM keeps the class that it found for a path, and gives it here too."""
+    vision = cpu_model.build(rig, "small")
+    text = cpu_model.build(rig, "small", model_options={"hf_overrides": {"vision_n_layers": 0}})
+    equal(type(text) is type(vision).text_class, True)
+    equal(hasattr(text, "vision"), False)
+
+
+@check
 def a_step_that_isolates_failures_encodes_by_them(rig: Rig) -> None:
     from vision_exp.engine import context
 
