@@ -1,6 +1,7 @@
 """Whether the tests notice faults: makes each fault of the lists in a copy and runs its tests.
 
     python bench/mutants.py [ROOM ...] [--sample N [--date YYYY-MM-DD]] [--check] [--limit S]
+                            [--save] [--again]
 
 The lists are bench/mutants/*.txt, one a room. A list's lines:
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import platform
 import random
@@ -36,6 +38,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import reporting
 
 REPO = Path(__file__).resolve().parent.parent
 LISTS = REPO / "bench" / "mutants"
@@ -256,6 +260,34 @@ def show(faults: Sequence[Fault], missed: Sequence[Fault], seconds: float) -> fl
     return share
 
 
+def kept(date: str) -> dict[str, dict[str, list[str]]]:
+    """Room -> what `--save` wrote that day: faults that were missed, and that were not run."""
+    path = reporting.RESULTS / f"mutants-{date}.json"
+    rooms = json.loads(path.read_text(encoding="utf-8"))["rooms"] if path.exists() else {}
+    return {room: {key: row[key] for key in ("missed", "not run")} for room, row in rooms.items()}
+
+
+def save(run: Sequence[Fault], missed: Sequence[Fault], seconds: float) -> None:
+    """Keep a run's rows in the day's file, over what an earlier run of that day left there."""
+    before = kept(datetime.date.today().isoformat())
+    rooms = {}
+    for room in dict.fromkeys(fault.room for fault in read()):
+        every = [fault for fault in read([room]) if not fault.equivalent]
+        done = {fault.seen for fault in run if fault.room == room}
+        lost = {fault.seen for fault in missed if fault.room == room}
+        old = before.get(room, {"missed": [], "not run": [one.seen for one in every]})
+        names = [fault.seen for fault in every]
+        lost |= set(old["missed"]) - done
+        never = set(old["not run"]) - done
+        rooms[room] = {
+            "made": len(every),
+            "noticed": sum(name not in lost | never for name in names),
+            "missed": [name for name in names if name in lost],
+            "not run": [name for name in names if name in never],
+        }
+    reporting.save("mutants", {"seconds of the last run": round(seconds), "rooms": rooms})
+
+
 def main() -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(
@@ -266,6 +298,10 @@ def main() -> int:
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--check", action="store_true", help="only look for the places")
     parser.add_argument("--only", default="", help="only faults whose file and text match")
+    parser.add_argument("--save", action="store_true", help="write the day's file of results")
+    parser.add_argument(
+        "--again", action="store_true", help="only what that file has as missed or not run"
+    )
     parser.add_argument(
         "--limit", type=float, default=LIMIT_S, help="seconds for one fault's tests"
     )
@@ -278,8 +314,14 @@ def main() -> int:
         return 2 if wrong else 0
     if arguments.sample:
         faults = sample(faults, arguments.sample, arguments.date)
+    if arguments.again:
+        found = kept(arguments.date)
+        left = {(room, one) for room, row in found.items() for ones in row.values() for one in ones}
+        faults = [one for one in faults if (one.room, one.seen) in left]
     start = time.monotonic()
     missed = judge(faults, arguments.limit)
+    if arguments.save:
+        save(faults, missed, time.monotonic() - start)
     return 0 if show(faults, missed, time.monotonic() - start) >= WANTED else 1
 
 
