@@ -56,7 +56,8 @@ def test_anchor_says_what_a_reader_needs(site) -> None:
 
 
 SOURCE = """
-import a; from b import wanted as other, other as wanted; from c import *
+import a; from b import wanted as other, mine as own; from c import *
+from e import plain, more
 class Wanted: pass
 class WantedToo: pass
 if True:
@@ -71,7 +72,8 @@ def test_look_ups_count_what_a_module_itself_binds() -> None:
     module = cst.parse_module(SOURCE)
     assert len(anchor.classes(module, "Wanted")) == 1
     assert len(anchor.functions(module, "wanted")) == 1
-    assert anchor.imported(module, "wanted") == anchor.imported(module, "other") == 1
+    names = ("other", "own", "plain", "wanted", "mine", "a")
+    assert [anchor.imported(module, name) for name in names] == [1, 1, 1, 0, 0, 0]
 
 
 def test_inventory() -> None:

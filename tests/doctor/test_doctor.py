@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -144,23 +143,6 @@ def test_evidence_that_differs(changed: dict[str, str], named: str) -> None:
     assert not found.good
     assert named in found.differences[0]
     assert len(found.differences) == 1
-
-
-def test_each_field_of_the_evidence_counts() -> None:
-    for field in log.AGREE:
-        one = evidence(1, "A", visibility="causal reason=x")
-        other = re.sub(rf"{field}=\S+", f"{field}=other", evidence(2, "B", visibility="causal"))
-        found = log.read(one + other.replace("causal", "causal reason=x"))
-        assert [each.split()[0] for each in found.differences] == [field]
-        lacks = re.sub(rf"{field}=\S+ ?", "", evidence(2, "B"))
-        assert any(
-            f"{field} differs" in each for each in log.read(evidence(1, "A") + lacks).differences
-        )
-    reasons = (evidence(pid, "A", visibility=f"causal reason={pid}") for pid in (1, 2))
-    assert log.read("".join(reasons)).differences == (
-        "visibility differs: causal 1: A (pid 1); causal 2: A (pid 2)",
-    )
-    assert not log.read("").good
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from anchors.doctor import manifest, verdict
+from anchors.doctor import log, manifest, verdict
 from anchors.doctor.log import Agreement
 from anchors.doctor.verdict import BROKEN, DEGRADED, OK, Finding
+
+
+def evidence(pid: int, role: str, visibility: str = "bidirectional") -> str:
+    return (
+        f"INFO [vision-exp] active pid={pid} role={role} vllm=0.26.0 plan=9f overlay=aa "
+        f"routing=bias_vl visibility={visibility} eps=1e-06\n"
+    )
+
+
+def test_each_field_of_the_evidence_counts() -> None:
+    for field in ("vllm", "plan", "overlay", "routing", "visibility", "eps"):
+        one = evidence(1, "A", visibility="causal reason=x")
+        other = re.sub(rf"{field}=\S+", f"{field}=other", evidence(2, "B", visibility="causal"))
+        found = log.read(one + other.replace("causal", "causal reason=x"))
+        assert [each.split()[0] for each in found.differences] == [field]
+        lacks = re.sub(rf"{field}=\S+ ?", "", evidence(2, "B"))
+        assert any(
+            f"{field} differs" in each for each in log.read(evidence(1, "A") + lacks).differences
+        )
+    reasons = (evidence(pid, "A", visibility=f"causal reason={pid}") for pid in (1, 2))
+    assert log.read("".join(reasons)).differences == (
+        "visibility differs: causal 1: A (pid 1); causal 2: A (pid 2)",
+    )
+    assert not log.read("").good
 
 
 def test_the_worst_word_decides_and_every_reason_is_told() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import checks
+import checks_building  # noqa: F401
 import checks_config  # noqa: F401
 import checks_images  # noqa: F401
 import checks_model  # noqa: F401

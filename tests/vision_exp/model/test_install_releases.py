@@ -20,6 +20,7 @@ import vllm_rig
 
 TESTS = Path(__file__).parents[1]
 CHECK_MODULES = (
+    "checks_building",
     "checks_config",
     "checks_model",
     "checks_images",
