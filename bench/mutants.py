@@ -1,10 +1,12 @@
 """Whether the tests notice faults: makes each fault of the lists in a copy and runs its tests.
 
     python bench/mutants.py [ROOM ...] [--sample N [--date YYYY-MM-DD]] [--check] [--limit S]
+                            [--save] [--again]
 
 The lists are bench/mutants/*.txt, one a room. A list's lines:
 
     @ FILE | TESTS        the file that the faults below change, and pytest's arguments
+                          (NAME=value words in front of them are set in its environment)
     ! TESTS               pytest's arguments for the next fault alone
     # ...                 what a user would see; starts a fault
     - TEXT                text that FILE has exactly once (several lines: `-` before each)
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import platform
 import random
@@ -33,66 +36,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parent.parent
-LISTS = REPO / "bench" / "mutants"
+import reporting
+from mutant_lists import REPO, Fault, parse, read
+
+__all__ = ["Copy", "Fault", "parse", "prepare", "read"]
+
 WANTED = 0.95
 LIMIT_S = 240.0
-
-
-@dataclass
-class Fault:
-    """One change of one file; `old` occurs in it once. `tests` are pytest's arguments."""
-
-    room: str
-    file: str
-    seen: str
-    tests: tuple[str, ...]
-    old: list[str] = field(default_factory=list)
-    new: list[str] = field(default_factory=list)
-    equivalent: str = ""
-
-    def change(self, source: str) -> str:
-        """`source` with the fault in it. Raises ValueError unless its place is there once."""
-        old, new = "\n".join(self.old), "\n".join(self.new)
-        if not old or source.count(old) != 1:
-            raise ValueError(f"{self.file} has {source.count(old)} times: {old!r} ({self.seen})")
-        return source.replace(old, new)
-
-
-def read(rooms: Sequence[str] = ()) -> list[Fault]:
-    """The faults of the named rooms, of all without any. Raises ValueError for a malformed line."""
-    found: list[Fault] = []
-    for path in sorted(LISTS.glob("*.txt")):
-        if not rooms or path.stem in rooms:
-            found += parse(path.stem, path.read_text(encoding="utf-8"))
-    return found
-
-
-def parse(room: str, text: str) -> list[Fault]:
-    """The faults of one list."""
-    found: list[Fault] = []
-    file, tests, own = "", "", ""
-    for number, line in enumerate(text.splitlines(), 1):
-        mark, rest = line[:1], line[2:]
-        if mark == "@":
-            file, _, tests = (part.strip() for part in rest.partition("|"))
-        elif mark == "!":
-            own = rest
-        elif mark == "#":
-            found.append(Fault(room, file, rest, tuple(shlex.split(own or tests))))
-            own = ""
-        elif mark == "-" and found:
-            found[-1].old.append(rest)
-        elif mark == "+" and found:
-            found[-1].new.append(rest)
-        elif mark == "=" and found:
-            found[-1].equivalent = rest
-        elif line.strip():
-            raise ValueError(f"{room}.txt, line {number}: {line!r}")
-    return found
 
 
 def check(faults: Iterable[Fault]) -> list[str]:
@@ -135,11 +87,16 @@ class Copy:
 
     def notices(self, fault: Fault) -> bool:
         """Whether the fault's tests fail with it, or do not end in time."""
-        path = self.folder / fault.file
+        stock = (self.folder / fault.file).read_text(encoding="utf-8")
+        return self.fails(fault.file, fault.change(stock), fault.tests)
+
+    def fails(self, file: str, text: str, tests: tuple[str, ...]) -> bool:
+        """Whether tests fail, or do not end in time, where `file` holds `text`."""
+        path = self.folder / file
         stock = path.read_text(encoding="utf-8")
-        path.write_text(fault.change(stock), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         try:
-            return self.run(fault.tests) != 0
+            return self.run(tests) != 0
         finally:
             path.write_text(stock, encoding="utf-8")
 
@@ -170,14 +127,21 @@ class Copy:
         os.dup2(report, 1)
         os.dup2(quiet, 2)
         code = 70
+        setting = re.compile(r"([A-Z_]+)=(.*)")
+        os.environ.update(found.groups() for one in tests if (found := setting.fullmatch(one)))
+        words = [one for one in tests if not setting.fullmatch(one)]
         try:
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *words]))
         finally:
             os._exit(code)
 
 
-def warm() -> None:
-    """Import what is heavy and not ours, once for all forks."""
+def prepare() -> None:
+    """Set this process up for its forks: what is heavy and not ours is imported once for all."""
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("VISION_EXP_TEST_CACHE", str(REPO / ".cache"))
     import hypothesis  # noqa: F401
     import libcst  # noqa: F401
     import numpy  # noqa: F401
@@ -185,17 +149,23 @@ def warm() -> None:
     import torch  # noqa: F401
 
 
+def start_child_python(folder: Path) -> None:
+    """Start the Python that tests of the copy in `folder` fork their vLLMs from, once for all."""
+    sys.path.insert(0, str(folder / "tests" / "support"))
+    import warm
+
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    warm._python(tuple((key, offline[key]) for key in warm.AT_IMPORT if key in offline))
+
+
 def judge(faults: Sequence[Fault], limit: float = LIMIT_S, *, loud: bool = True) -> list[Fault]:
     """Makes each fault and gives those that were missed; so are all of tests that fail without."""
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    sys.dont_write_bytecode = True
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("VISION_EXP_TEST_CACHE", str(REPO / ".cache"))
-    warm()
+    prepare()
     missed = []
     broken: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Copy(Path(folder), limit)
+        start_child_python(copy.folder)
         for fault in faults:
             if fault.equivalent:
                 continue
@@ -237,6 +207,34 @@ def show(faults: Sequence[Fault], missed: Sequence[Fault], seconds: float) -> fl
     return share
 
 
+def kept(date: str) -> dict[str, dict[str, list[str]]]:
+    """Room -> what `--save` wrote that day: faults that were missed, and that were not run."""
+    path = reporting.RESULTS / f"mutants-{date}.json"
+    rooms = json.loads(path.read_text(encoding="utf-8"))["rooms"] if path.exists() else {}
+    return {room: {key: row[key] for key in ("missed", "not run")} for room, row in rooms.items()}
+
+
+def save(run: Sequence[Fault], missed: Sequence[Fault], seconds: float) -> None:
+    """Keep a run's rows in the day's file, over what an earlier run of that day left there."""
+    before = kept(datetime.date.today().isoformat())
+    rooms = {}
+    for room in dict.fromkeys(fault.room for fault in read()):
+        every = [fault for fault in read([room]) if not fault.equivalent]
+        done = {fault.seen for fault in run if fault.room == room}
+        lost = {fault.seen for fault in missed if fault.room == room}
+        old = before.get(room, {"missed": [], "not run": [one.seen for one in every]})
+        names = [fault.seen for fault in every]
+        lost |= set(old["missed"]) - done
+        never = set(old["not run"]) - done
+        rooms[room] = {
+            "made": len(every),
+            "noticed": sum(name not in lost | never for name in names),
+            "missed": [name for name in names if name in lost],
+            "not run": [name for name in names if name in never],
+        }
+    reporting.save("mutants", {"seconds of the last run": round(seconds), "rooms": rooms})
+
+
 def main() -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(
@@ -247,6 +245,10 @@ def main() -> int:
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--check", action="store_true", help="only look for the places")
     parser.add_argument("--only", default="", help="only faults whose file and text match")
+    parser.add_argument("--save", action="store_true", help="write the day's file of results")
+    parser.add_argument(
+        "--again", action="store_true", help="only what that file has as missed or not run"
+    )
     parser.add_argument(
         "--limit", type=float, default=LIMIT_S, help="seconds for one fault's tests"
     )
@@ -259,8 +261,14 @@ def main() -> int:
         return 2 if wrong else 0
     if arguments.sample:
         faults = sample(faults, arguments.sample, arguments.date)
+    if arguments.again:
+        found = kept(arguments.date)
+        left = {(room, one) for room, row in found.items() for ones in row.values() for one in ones}
+        faults = [one for one in faults if (one.room, one.seen) in left]
     start = time.monotonic()
     missed = judge(faults, arguments.limit)
+    if arguments.save:
+        save(faults, missed, time.monotonic() - start)
     return 0 if show(faults, missed, time.monotonic() - start) >= WANTED else 1
 
 

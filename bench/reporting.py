@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -72,9 +72,14 @@ def report(
             + ("   MISSED" if late else "")
         )
     if keep:
-        date = datetime.date.today().isoformat()
-        kept = {"date": date, "machine": machine(), **versions}
-        kept["figures"] = {what: {**one, "wanted": wanted[what]} for what, one in figures.items()}
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}-{date}.json").write_text(json.dumps(kept, indent=2) + "\n")
+        rows = {what: {**one, "wanted": wanted[what]} for what, one in figures.items()}
+        save(name, {**versions, "figures": rows})
     return int(missed)
+
+
+def save(name: str, found: Mapping[str, object]) -> None:
+    """Keep what was found in bench/results/, with the day and the machine."""
+    date = datetime.date.today().isoformat()
+    kept = {"date": date, "machine": machine(), **found}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}-{date}.json").write_text(json.dumps(kept, indent=2) + "\n")

@@ -47,8 +47,6 @@ def when_imported(module_name: str, callback: Callback) -> None:
     middle of importing that module: its names are not all bound, and no later moment is left.
     """
     with _lock:
-        if (module_name, callback) in _done or callback in _pending.get(module_name, ()):
-            return
         module = sys.modules.get(module_name)
         if module is None:
             _pending.setdefault(module_name, []).append(callback)

@@ -47,6 +47,7 @@ def test_places_are_lines_of_the_file_as_it_was() -> None:
 def test_one_odd_line_end_does_not_decide() -> None:
     assert fences.newline_of(b"a\nb\nc\r\n") == "\n"
     assert fences.newline_of(b"a\r\nb\r\nc\n") == "\r\n"
+    assert fences.newline_of(b"a\r\nb\n") == "\n"
 
 
 OPEN, CLOSE, OTHER = b"# >>> vision-exp:a\n", b"# <<< vision-exp:a\n", b"# >>> vision-exp:b\n"
@@ -59,6 +60,7 @@ OPEN, CLOSE, OTHER = b"# >>> vision-exp:a\n", b"# <<< vision-exp:a\n", b"# >>> v
         (CLOSE, "without having been opened"),
         (OPEN + OTHER + CLOSE, "not closed before b opens"),
         (OPEN + b"# <<< vision-exp:b\n", "without having been opened"),
+        (OTHER + CLOSE, "without having been opened"),
         ((OPEN + CLOSE) * 2, "present 2 times"),
         (OPEN + CLOSE, ""),
     ],
@@ -72,7 +74,17 @@ def test_fences_that_are_wrong(data: bytes, broken: str) -> None:
 def test_a_block_changed_by_hand_is_not_intact() -> None:
     text = fences.render("a", "x = 1")
     assert fences.split(text.encode()).blocks[0].intact
-    assert not fences.split(text.replace("x = 1", "x = 2").encode()).blocks[0].intact
+    for number in range(2, 12):  # whichever digest is the greater one
+        changed = text.replace("x = 1", f"x = {number}").encode()
+        assert not fences.split(changed).blocks[0].intact
+
+
+def test_what_a_block_says_of_itself() -> None:
+    for body in ("x = 1", ""):
+        (block,) = fences.split(fences.render("a", body).encode()).blocks
+        assert (block.id, block.version, block.intact) == ("a", anchors.__version__, True)
+    for other in (OPEN + CLOSE, OPEN + b"x = 1\n" + CLOSE):
+        assert fences.split(other).blocks == (Block("a", other.decode(), "", False),)
 
 
 SITE = Anchor("a", "f.py", "", "", "", "", "", lambda m: None, lambda m, v: "x = 1", ())

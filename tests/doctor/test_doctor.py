@@ -213,6 +213,7 @@ def test_tower_memory_counts_the_modules() -> None:
     count = sum(p.numel() for module in modules for p in module.parameters())
     assert tower_memory.parameters(1) == count + 4 * 4096
     assert tower_memory.parameters(2) < 0.51 * tower_memory.parameters(1)
+    assert tower_memory.gibibytes(1) == 2 * tower_memory.parameters(1) / 2**30, "BF16"
 
 
 UNSEEN = (

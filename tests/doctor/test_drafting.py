@@ -44,12 +44,27 @@ class SpeculativeConfig:
         ("not in (n_predict, 7)", (3, 7)),
         ("<= n_predict + dspark_block_size", (9, 10, 11, 12)),
         ("> n_predict and self.other", ()),
+        ("< n_predict < 3", tuple(range(1, 13))),
+        ("> 4 > n_predict", (1, 2, 3, 4)),
     ],
 )
 def test_shapes_of_rules(test: str, legal: tuple[int, ...]) -> None:
     rule = drafting.legal_k(RULE.format(test=test).encode())
     assert rule.legal == legal
     assert bool(rule.reason) == (not legal)
+
+
+def test_what_surrounds_a_rule_counts() -> None:
+    rule, every = RULE.format(test="> n_predict"), tuple(range(1, 13))
+    outside = rule.replace('self.method == "dspark"', 'self.method not in ("dspark",)')
+    assert drafting.legal_k(outside.encode()) == drafting.Rule(every, (6,))
+    otherwise = rule.replace("            n_predict = 3\n", "            pass\n        else:\n")
+    assert drafting.legal_k(otherwise.encode()).legal == every
+
+
+def test_a_warning_is_no_refusal() -> None:
+    warns = RULE.format(test="> n_predict").replace('raise ValueError("no")', 'warn("slow")')
+    assert "no rule about" in drafting.legal_k(warns.encode()).reason
 
 
 @pytest.mark.parametrize(

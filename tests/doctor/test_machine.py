@@ -103,6 +103,49 @@ def test_of_the_official_releases_0_29_alone_drafts_on_a_spark(tmp_path: Path, v
     assert table("9.0", here)["drafting"].what == "DSpark"
 
 
+WIDE = frozenset((heads, machine.WINDOW + machine.IMAGE) for heads in machine.HEADS)
+NARROW = frozenset((heads, machine.WINDOW) for heads in machine.HEADS)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "swa", "capability", "what"),
+    [
+        (WIDE | NARROW, b"prefill_swa_indices", "12.1", "bidirectional"),
+        (WIDE - {(32, 512)}, b"prefill_swa_indices", "12.1", "causal"),
+        (NARROW, b"prefill_swa_indices", "12.1", "causal"),
+        (NARROW, b"prefill_swa_indices", "9.0", "bidirectional"),
+        (WIDE, b"", "9.0", "causal"),
+        (WIDE, b"", "12.1", "causal"),
+        (WIDE, None, "9.0", "unknown"),
+    ],
+)
+def test_what_makes_images_visible(
+    pairs: frozenset[tuple[int, int]], swa: bytes | None, capability: str, what: str
+) -> None:
+    here = machine.Installed(flashinfer.FlashInfer("0.6.16", "pairs", pairs), swa)
+    assert table(capability, here)["visibility"].what == what
+    told = [one.reason for one in machine.findings(capability, here, native=False)]
+    assert any("image tokens are causal" in reason for reason in told) is (what == "causal")
+
+
+@pytest.mark.parametrize(
+    ("version", "form", "warned"),
+    [
+        ("0.6.18", "pairs", True),
+        ("0.6.13", "none", True),
+        ("", "none", False),
+        ("1", "rule", False),
+    ],
+)
+def test_a_native_vllm_is_warned_of_where_its_flashinfer_lacks_kernels(
+    version: str, form: str, warned: bool
+) -> None:
+    here = machine.Installed(flashinfer.FlashInfer(version, form), None)
+    assert bool(machine.of_native(here)) is warned
+    assert len(machine.findings("12.0", here, native=True)) == warned
+    assert machine.findings("9.0", here, native=True) == []
+
+
 def test_no_row_of_an_unseen_machine_claims_a_run(tmp_path: Path) -> None:
     here = machine.read(str(site(tmp_path, "0.29.0", "0.6.18")))
     for capability in ("10.0", "12.0", "12.1"):

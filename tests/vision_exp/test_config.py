@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import tiny_config
 
-from vision_exp.config import VisionConfig, is_vision_exp
+from vision_exp.config import VisionConfig, VisionConfigError, is_vision_exp, read_config
 from vision_exp.image.transform import vit_grid_for
 
 
@@ -66,6 +66,7 @@ def test_numbers_as_json_writers_put_them():
         ("vision_dim", 130),  # 65 per head
         ("vision_dim", 132),  # 66 per head
         ("vision_n_heads", 3),
+        ("vision_n_heads", 10),  # 12.8 per head
         ("vision_inter_dim", None),
         ("vision_patch_size", -14),
         ("vision_rope_theta", 0),
@@ -81,5 +82,13 @@ def test_numbers_as_json_writers_put_them():
     ],
 )
 def test_a_bad_key_is_named(key, value):
-    with pytest.raises(ValueError, match=key):
+    said = f"config.json: {key} is missing" if value is None else key
+    with pytest.raises(ValueError, match=said):
         VisionConfig.from_hf_config(hf(**{key: value}))
+    # vLLM takes a ValueError for "no images", and goes on text-only.
+    with pytest.raises(VisionConfigError, match=said):
+        read_config(hf(**{key: value}))
+
+
+def test_what_stops_a_start_is_no_value_error():
+    assert not issubclass(VisionConfigError, ValueError)

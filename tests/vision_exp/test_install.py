@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def test_the_first_vision_config_installs_every_feature_once(
     for site in ("model", "dspark", "mtp"):
         hooks.install(site, {}, plan="p", overlay="o")
     assert not calls, "model sites wait for a vision config"
+    assert hooks.installed == hooks.Installed(plan="p", overlay="o"), "for the evidence line"
     for _ in range(2):
         config_class(**tiny_config.vision_config())
     features = [(name, "install") for name in hooks.FEATURES]
@@ -99,8 +101,13 @@ def test_installing_twice_wraps_once(config_class: type, calls: list) -> None:
     assert config_class.__init__ is once
 
 
-def test_threads_activate_once(config_class: type, calls: list) -> None:
+def test_threads_activate_once(
+    config_class: type, calls: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(config_class)
+    # Each takes a while, so that one that does not wait for the others is noticed.
+    slow = lambda *_: (time.sleep(0.005), calls.append(_))  # noqa: E731
+    monkeypatch.setattr(hooks, "_call", slow)
     start = threading.Barrier(8)
 
     def build() -> None:
@@ -149,6 +156,20 @@ def test_what_a_vision_config_gets(
     assert config.image_token_index == PLACEHOLDER_ID == 129264
     assert config.rms_norm_eps == 1e-6
     assert caplog.text.count("rms_norm_eps 1e-20 -> 1e-06") == 1
+    native = tiny_config.vision_config(architectures=["DeepseekV4ForConditionalGeneration"])
+    assert config_class(**native).architectures == ["DeepseekV4ForCausalLM"]
+    other = tiny_config.vision_config(architectures=["Draft"], image_token_index=7)
+    assert config_class(**other).architectures == ["Draft"]
+    assert config_class(**other).image_token_index == 7
+
+
+def test_every_room_that_wraps_something_is_installed() -> None:
+    package = ROOT / "vision_exp"
+    found = {f"{path.parent.name}.hooks": path.read_text() for path in package.glob("*/hooks.py")}
+    assert set(hooks.FEATURES) == set(found)
+    models = {name for name, text in found.items() if "\ndef install_model(" in text}
+    assert set(hooks.MODEL_FEATURES) == models
+    assert models == {name for name, text in found.items() if "\ndef install_draft(" in text}
 
 
 @pytest.mark.parametrize(

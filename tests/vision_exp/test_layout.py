@@ -11,10 +11,15 @@ import torch
 
 from vision_exp.config import VisionConfigError
 from vision_exp.layout import (
+    END_ID,
+    IMAGE_ID,
+    NEWLINE_ID,
+    PAD_ID,
     PLACEHOLDER_ID,
     RESERVED_IDS,
     SENTINEL_FIRST,
     SENTINELS,
+    START_ID,
     TOKENS,
     TokenType,
     block_length,
@@ -94,6 +99,18 @@ def test_mask_takes_the_five_types_and_nothing_else():
     assert not image_token_mask(torch.tensor([PLACEHOLDER_ID])).any()
 
 
+def test_names_and_ids_are_the_checkpoints():
+    assert TOKENS == {
+        "<｜deepseek_image｜>": 129264,
+        "<|place_holder_mm_span_0431|>": 129257,
+        "<|place_holder_mm_span_0432|>": 129258,
+        "<|place_holder_mm_span_0433|>": 129259,
+        "<|place_holder_mm_span_0434|>": 129260,
+        "<|place_holder_mm_span_0435|>": 129261,
+    }
+    assert tuple(range(129257, 129262)) == (START_ID, PAD_ID, IMAGE_ID, NEWLINE_ID, END_ID)
+
+
 def test_reserved_ids_are_the_five_types_and_the_placeholder():
     assert {SENTINEL_FIRST + kind for kind in TokenType} == SENTINELS
     assert {*SENTINELS, PLACEHOLDER_ID} == RESERVED_IDS
@@ -103,6 +120,8 @@ def test_reserved_ids_are_the_five_types_and_the_placeholder():
 def test_a_tokenizer_that_maps_a_token_elsewhere_is_refused(name):
     check_tokenizer(None)
     check_tokenizer(SimpleNamespace(convert_tokens_to_ids=TOKENS.get))
-    moved = {**TOKENS, name: 7}
-    with pytest.raises(VisionConfigError, match="to 7, not to"):
-        check_tokenizer(SimpleNamespace(convert_tokens_to_ids=moved.get))
+    check_tokenizer(SimpleNamespace(convert_tokens_to_ids=lambda one: int(str(TOKENS[one]))))
+    for other in (7, 200_000):
+        moved = {**TOKENS, name: other}
+        with pytest.raises(VisionConfigError, match=f"to {other}, not to"):
+            check_tokenizer(SimpleNamespace(convert_tokens_to_ids=moved.get))

@@ -109,8 +109,8 @@ def load_weights(model: Any, stock: Callable[[Weights], set[str]], weights: Weig
     """Load a stream of checkpoint tensors; returns the names of all parameters loaded.
 
     `stock` is vLLM's own `load_weights`, bound. At most one tensor is held at a time. Raises
-    WeightsError naming the tensor. Missing tensors are an error on the first load only: later
-    ones may be partial updates.
+    WeightsError naming the tensor. A later load may be of some tensors: what an earlier one
+    brought is not missing.
     """
     targets = map_targets(model)
     loaded: set[str] = set(getattr(model, "vision_tensors_loaded", ()))
@@ -133,7 +133,7 @@ def load_weights(model: Any, stock: Callable[[Weights], set[str]], weights: Weig
     for reason, which in dropped.items():
         logger.info("[vision-exp] %d tensors not loaded (%s): %s", len(which), reason, _some(which))
     missing = targets.keys() - loaded
-    if missing and not hasattr(model, "vision_tensors_loaded"):
+    if missing:
         raise WeightsError(f"the checkpoint lacks {len(missing)} tensors: {_some(missing)}")
     model.vision_tensors_loaded = frozenset(loaded)
     return names | {targets[name].name for name in loaded}

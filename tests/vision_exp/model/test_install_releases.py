@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ import vllm_rig
 TESTS = Path(__file__).parents[1]
 CHECK_MODULES = (
     "checks_amd",
+    "checks_building",
     "checks_config",
     "checks_model",
     "checks_images",
@@ -29,6 +31,10 @@ CHECK_MODULES = (
     "checks_weights",
     "two_ranks",
 )
+
+#: A part of a check's name: such checks alone, in a stock tree whose hooks the child calls. The
+#: other tests have nothing to look at then. For one who works on a check, and for bench/mutants.py.
+ONLY = os.environ.get("VISION_EXP_TEST_CHECKS", "")
 
 # Functions that a process wraps once it has seen a Vision-Exp config. Each asks its instance
 # first; nothing on a text-only model's path is among them but what `routing.hooks` says.
@@ -52,17 +58,25 @@ def outcome(release: str) -> dict[str, Any]:
     """What both children of a release found. Cached: all tests of a release share one process."""
     with tempfile.TemporaryDirectory(prefix="vision-exp-release-") as name:
         folder = Path(name)
-        stock = _run("child_stock.py", vllm_rig.tree(release), folder, {})["text"]
-        patched = vllm_rig.patched_tree(release, folder / "patched")
+        tree = vllm_rig.tree(release)
+        stock = None
+        if not ONLY:
+            stock = _run("child_stock.py", tree, folder, {})["text"]
+            tree = vllm_rig.patched_tree(release, folder / "patched")
         own = {"VLLM_CACHE_ROOT": str(folder / "cache"), "VISION_EXP_FAST_PIXELS": "1"}
-        found = _run("child_overlay.py", patched, folder, own)
+        found = _run("child_overlay.py", tree, folder, own)
         return {**found, "stock text": stock}
 
 
 def _run(script: str, tree: Path, folder: Path, env: dict[str, str]) -> dict[str, Any]:
     result = folder / f"{script}.json"
     done: subprocess.CompletedProcess[str] = vllm_rig.run_child(
-        TESTS / "in_vllm" / script, tree, str(folder / "checkpoints"), str(result), env=env
+        TESTS / "in_vllm" / script,
+        tree,
+        str(folder / "checkpoints"),
+        str(result),
+        *filter(None, [ONLY]),
+        env=env,
     )
     if not result.exists():
         pytest.fail(f"{script} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -76,7 +90,7 @@ def declared_checks() -> set[str]:
         text = (TESTS / "model" / "in_vllm" / f"{module}.py").read_text()
         for part in text.split("@check\ndef ")[1:]:
             names.add(f"{module.removeprefix('checks_')}.{part.split('(')[0]}")
-    return names
+    return {name for name in names if ONLY in name}
 
 
 @by_release

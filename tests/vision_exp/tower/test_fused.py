@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from vision_exp.tower import graphs
 from vision_exp.tower.hopper import waves
@@ -85,8 +86,25 @@ def test_buckets_hold_every_image_with_little_to_spare() -> None:
     for rows, spare in ((1, 639), (640, 127), (784, 127), (2100, 63), (3108, 63), (3312, 63)):
         bucket = graphs.find_bucket(buckets, [rows])
         assert rows <= bucket.rows <= rows + spare
+    for rows in graphs.SIZES:
+        assert graphs.find_bucket(buckets, [rows]).rows == rows
     assert graphs.find_bucket(buckets, [3328]) is None
     assert graphs.find_bucket(buckets, [784, 784]) is None
+
+
+def test_a_replay_that_is_no_number_is_not_near() -> None:
+    assert [graphs._near(error) for error in (0.0, 0.1, 0.11, float("nan"))] == [1, 1, 0, 0]
+
+
+def test_rows_of_one_image_outlive_the_next_replay() -> None:
+    bucket = object.__new__(graphs.Bucket)
+    out, put = torch.zeros(4, 2), []
+    bucket.static = SimpleNamespace(out=out, copy_inputs=lambda *given: put.append(given))
+    bucket.replay = lambda: out.add_(1)
+    patches = torch.zeros(3, 3, 2, 2)
+    first, second = bucket.run(patches, 5), bucket.run(patches, 7)
+    assert (first.tolist(), second.tolist()) == ([[1, 1]] * 3, [[2, 2]] * 3)
+    assert [width for _, width in put] == [5, 7]
 
 
 @pytest.mark.parametrize(

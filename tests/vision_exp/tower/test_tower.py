@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import stages
@@ -11,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vision_exp.config import VisionConfig
 from vision_exp.tower import Aligner, VisionTower
-from vision_exp.tower.linears import Linears
+from vision_exp.tower.linears import PLAIN, Linears
+from vision_exp.tower.tower import MLP, RotaryEmbedding
 
 SMALL = VisionConfig(
     n_layers=2,
@@ -257,7 +259,7 @@ def test_longest_sides_have_angles(tower):
             assert table.shape == (grid[0] * grid[1], 32)
 
 
-@pytest.mark.parametrize("grid", [(4, 4), [(3, 5), (1, 1)]])
+@pytest.mark.parametrize("grid", [(4, 4), [(3, 5), (1, 1)], (3, 4)])
 def test_rows_that_do_not_fit_the_grids_are_refused(tower, aligner, grid):
     with pytest.raises(ValueError, match="patches, got 15"):
         tower(images((3, 5)), grid)
@@ -268,6 +270,22 @@ def test_rows_that_do_not_fit_the_grids_are_refused(tower, aligner, grid):
 def test_heads_must_divide_among_ranks():
     with pytest.raises(ValueError, match="2 heads cannot be shared by 3 ranks"):
         VisionTower(SMALL, Linears(tp_size=3))
+    with pytest.raises(ValueError, match="8 heads cannot be shared by 3 ranks"):
+        VisionTower(replace(SMALL, n_heads=8), Linears(tp_size=3))
+
+
+def test_theta_is_the_configs():
+    cos, sin = RotaryEmbedding(replace(SMALL, rope_theta=100.0)).axis_tables(torch.device("cpu"))
+    angles = torch.tensor([100.0 ** (-2 * k / 32) for k in range(16)], dtype=torch.float64)
+    assert torch.allclose(cos[7].double(), (7 * angles).cos(), atol=1e-6)
+    assert torch.allclose(sin[7].double(), (7 * angles).sin(), atol=1e-6)
+
+
+def test_the_activation_is_rounded_once():
+    mlp = randomise(MLP(SMALL, PLAIN, "")).bfloat16()
+    x = torch.randn(9, SMALL.dim, generator=torch.Generator().manual_seed(3)).bfloat16()
+    gate, up = mlp.w1(x).float().chunk(2, dim=-1)
+    assert torch.equal(mlp(x), mlp.w2((torch.nn.functional.silu(gate) * up).bfloat16()))
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -213,6 +213,11 @@ def test_rocms_flash_attention_has_no_version(
     assert trial.attempt(named("b", kind), stage({"b": 1.0}), 90, 71) > 0
 
 
+def test_a_vllm_that_has_none_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert attention.available_flash() == attention.Flash()
+
+
 def test_torchs_flash_attention_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     real = inspect.signature(varlen.varlen_attn)
 
@@ -248,6 +253,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, version: int) -> Iterator[list[dic
     def attend(**given: Any) -> torch.Tensor:
         calls.append(given)
         assert given["fa_version"] == version
+        assert (given["causal"], given["num_splits"]) == (False, 1)
         parts = zip(given["cu_seqlens_q"].diff(), given["cu_seqlens_k"].diff(), strict=True)
         return by_lengths(given["q"], given["k"], given["v"], parts)
 

@@ -173,6 +173,7 @@ def data_mode_spreads_images_over_ranks(rig: Rig) -> None:
     """Two ranks simulated in turn: what each gathers is what one rank alone computes."""
     import vllm.distributed as dist
 
+    from vision_exp.model import encoder
     from vision_exp.model.encoder import assign_images
 
     model = cpu_model.build(rig, "small", model_options={"mm_encoder_tp_mode": "data"})
@@ -180,7 +181,7 @@ def data_mode_spreads_images_over_ranks(rig: Rig) -> None:
     equal(model.data_parallel, True)
     processor = rig.processor()
     images = [noise(640, 480), noise(100, 900, 1), noise(1400, 1400, 2)]
-    _, alone = forward_images(model, processor, rig, images)
+    made, alone = forward_images(model, processor, rig, images)
     names = (
         "get_tensor_model_parallel_rank",
         "get_tensor_model_parallel_world_size",
@@ -203,7 +204,11 @@ def data_mode_spreads_images_over_ranks(rig: Rig) -> None:
         for rank in range(ranks):
             as_rank(rank, ranks, lambda block: (blocks.append(block), block.repeat(ranks, 1))[1])  # noqa: B023
         equal(len({block.shape for block in blocks}), 1, "equal blocks from all ranks")
-        rows = as_rank(0, ranks, lambda block: torch.cat(blocks))  # noqa: B023
+        shared = mock.patch.object(encoder, "assign_images", wraps=assign_images)
+        with shared as asked:
+            rows = as_rank(0, ranks, lambda block: torch.cat(blocks))  # noqa: B023
+        patches = [int(item.get_data()["vit_grid"].prod()) for item in made["mm_kwargs"]["image"]]
+        equal(asked.call_args.args, (patches, ranks), "shared out by what they cost the tower")
         for one, other in zip(alone, rows, strict=True):
             error = (one.float() - other.float()).norm() / one.float().norm()
             equal(bool(error < 5e-3), True, f"{ranks} ranks: relative error {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from unittest import mock
 
 import torch
 from checks import check, equal
@@ -78,7 +79,8 @@ def tensors_of_each_image(rig: Rig) -> None:
     from vision_exp.layout import build_block
 
     images = [noise(*size, seed=i) for i, size in enumerate(SIZES)]
-    for processor in (rig.processor(), rig.processor(cached=True)):
+    plain = rig.processor()
+    for processor in (plain, plain, rig.processor(cached=True)):
         made = rig.apply(processor, [PLACEHOLDER] * len(images), images)
         for image, item in zip(images, made["mm_kwargs"]["image"], strict=True):
             data = item.get_data()
@@ -94,6 +96,10 @@ def tensors_of_each_image(rig: Rig) -> None:
             equal(tuple(data["llm_grid"].tolist()), alone.llm_grid)
             order = build_block(alone.llm_grid, 3).perm
             equal(torch.equal(data["perm"], order), True, "row order")
+            if processor.cache is None:
+                data["perm"].zero_()  # what is done with one request's reaches no other
+    kept = {name: item[name].field.keep_on_cpu for name in ("vit_grid", "llm_grid", "patches")}
+    equal(kept, {"vit_grid": True, "llm_grid": True, "patches": False}, "read on the host")
 
 
 @check
@@ -162,10 +168,37 @@ def twenty_images_share_nothing(rig: Rig) -> None:
 
 
 @check
+def a_request_may_ask_for_fewer_tokens(rig: Rig) -> None:
+    """Another image to the caches; one that asks for more than there is asks for nothing."""
+    processor, image = rig.processor(cached=True), noise(1400, 1400)
+    hashes = set()
+    for most, limit in ((10**9, 384), (50 * 42**2, 50), (None, 384)):
+        made = rig.apply(processor, [PLACEHOLDER], [image], max_pixels=most)
+        (place,) = made["mm_placeholders"]["image"]
+        equal(limit * 3 // 4 <= place.length <= limit, True, f"{place.length} tokens of {limit}")
+        equal(place.get_num_embeds(), len(made["mm_kwargs"]["image"][0].get_data()["perm"]))
+        hashes.add(made["mm_hashes"]["image"][0])
+    equal(len(hashes), 2, "hashes")
+
+
+@check
+def a_processor_prepares_and_speaks_when_it_is_made(rig: Rig) -> None:
+    from vision_exp.model import processor
+
+    with (
+        mock.patch.object(processor, "warm_up") as warm,
+        mock.patch.object(processor.evidence, "log_once") as said,
+    ):
+        rig.processor()
+    equal((warm.call_count, said.call_args.args), (1, ("processor", rig.vision_model_config)))
+
+
+@check
 def cached_images_may_come_by_uuid_alone(rig: Rig) -> None:
     processor = rig.processor(cached=True)
     image = noise(200, 100)
-    first = rig.apply(processor, [PLACEHOLDER], [image], uuids={"image": ["cat"]})
+    with mock.patch("vision_exp.model.items.HashedPixels", side_effect=AssertionError("hashed")):
+        first = rig.apply(processor, [PLACEHOLDER], [image], uuids={"image": ["cat"]})
     again = rig.apply(processor, [8, PLACEHOLDER], [None], uuids={"image": ["cat"]})
     equal(again["mm_hashes"]["image"], first["mm_hashes"]["image"])
     compare(again, [8, PLACEHOLDER], [image], processor.info.vision)

@@ -23,6 +23,8 @@ def status(error: BaseException) -> int:
 
 @check
 def refusals_are_client_errors(rig: Rig) -> None:
+    from vllm.exceptions import VLLMValidationError
+
     processor = rig.processor()
     image = noise(50, 50)
     cases = (
@@ -40,9 +42,24 @@ def refusals_are_client_errors(rig: Rig) -> None:
             rig.apply(processor, prompt, images)
         except Exception as error:  # noqa: BLE001  any type: the status is what counts
             equal(status(error), 400, f"{what}: {error!r}")
+            equal(isinstance(error, VLLMValidationError), True, f"{what}: {error!r}")
             equal(text in str(error), True, f"{what}: {error}")
         else:
             raise AssertionError(f"{what}: accepted")
+
+
+@check
+def an_uuid_that_nobody_knows_is_a_client_error(rig: Rig) -> None:
+    for cached in (False, True):
+        try:
+            image = noise(50, 50)
+            uuids = {"image": [None, "dog"]}
+            rig.apply(rig.processor(cached), [PLACEHOLDER] * 2, [image, None], uuids)
+        except Exception as error:  # noqa: BLE001  any type: the status is what counts
+            equal(status(error), 400, repr(error))
+            equal("image 1 is only its uuid 'dog'" in str(error), True, str(error))
+        else:
+            raise AssertionError("accepted")
 
 
 @check

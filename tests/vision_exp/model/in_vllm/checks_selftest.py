@@ -47,6 +47,56 @@ def the_image_of_the_step_is_one_that_the_processor_could_write(rig: Rig) -> Non
 
 
 @check
+def the_step_fits_the_server_and_its_cache(rig: Rig) -> None:
+    """Fewer rows where a step, a prompt or an image may not have as many; blocks for drafts."""
+
+    def rows() -> int:
+        (new,) = selftest.step_with_image(rig.config, cache()).scheduled_new_reqs
+        return len(new.prompt_token_ids)
+
+    def blocks() -> list[int]:
+        (new,) = selftest.step_with_image(rig.config, cache()).scheduled_new_reqs
+        return [len(group) for group in new.block_ids]
+
+    equal((rows(), blocks()), (64, [1, 5]))
+    with mock.patch.object(selftest.scheduling, "largest_chunk", lambda config: 20):
+        equal(rows(), 20)
+    with mock.patch.object(rig.config.model_config, "max_model_len", 30):
+        equal(rows(), 29)
+    with mock.patch.object(rig.config.model_config.hf_config, "vision_max_n_token", 40):
+        equal(rows(), 40)
+    ahead = SimpleNamespace(num_speculative_tokens=10, max_num_new_slots_for_drafting=0)
+    with mock.patch.object(rig.config, "speculative_config", ahead):
+        equal(blocks(), [1, 6])
+
+
+@check
+def a_draft_is_found_behind_its_graphs_in_either_runner(rig: Rig) -> None:
+    model = torch.nn.Module()
+    graph = SimpleNamespace(unwrap=lambda: SimpleNamespace(unwrap=lambda: model))
+    for holder in ("drafter", "speculator"):
+        for held in (model, graph):
+            runner = SimpleNamespace(**{holder: SimpleNamespace(model=held)})
+            equal(selftest._draft(runner) is model, True, holder)
+    equal(selftest._draft(SimpleNamespace(drafter=None)), None)
+    equal(selftest._draft(SimpleNamespace(speculator=SimpleNamespace(model="ngram"))), None)
+
+
+@check
+def an_mtp_draft_has_to_widen_the_images_rows(rig: Rig) -> None:
+    block = sightings.Block("layers.43.mtp_block", 1, 2)
+    other = sightings.Block("layers.44", 3, 4)
+    for attention, attended, named in ((True, set(), True), (True, {2}, False), (False, set(), 0)):
+        layers = sightings.Layers(target=(), draft=(block, other), attention=attention)
+        seen = sightings.Sightings()
+        seen.entered.update((1, 3))
+        seen.attended.update(attended)
+        told = selftest.judge(layers, seen)
+        equal("layers.43.mtp_block (draft attention)" in told, bool(named), f"{told}")
+        equal("layers.44 (draft attention)" in told, False, f"{told}")
+
+
+@check
 def a_router_that_is_bypassed_is_named(rig: Rig) -> None:
     """Its selection calls another method than the one that is wrapped."""
     target = model(rig)

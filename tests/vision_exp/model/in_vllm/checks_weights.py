@@ -171,6 +171,51 @@ def wrong_weights_are_refused_by_name(rig: Rig) -> None:
 
 
 @check
+def a_rank_loads_its_part_and_says_what_it_leaves(rig: Rig) -> None:
+    """A later pipeline rank: no tower, and one of the layers is another rank's."""
+    from vision_exp.model import weights as loading
+
+    model = cpu_model.build(rig, "small")
+    model.tower_disabled_reason = "only the first pipeline rank embeds images"
+    for name in ("vision", "aligner", "image_start", "image_end", "image_newline", "image_pad"):
+        delattr(model, name)
+    model.model.layers[2] = torch.nn.Identity()
+    weights = cpu_model.checkpoint(rig, "small")
+    passed: list[str] = []
+
+    def stock(stream: Iterator[tuple[str, torch.Tensor]]) -> set[str]:
+        passed.extend(name for name, _ in stream)
+        return {"of.vllm"}
+
+    loaded = loading.load_weights(model, stock, iter(weights.items()))
+    bias = "model.layers.{}.ffn.gate.e_score_correction_bias_vl"
+    equal(loaded, {"of.vllm", *(bias.format(layer) for layer in (0, 1, 3))}, "loaded here")
+    extra = set(extra_names(model.config))
+    drafts = {name for name in extra if name.startswith("mtp.")}
+    equal(sorted(extra & set(passed)), sorted(drafts), "passed on to vLLM's loader")
+    gone = {name: tensor for name, tensor in weights.items() if name != "layers.3.ffn.gate.bias_vl"}
+    del model.vision_tensors_loaded
+    with raises(loading.WeightsError, "lacks 1 tensors: layers.3.ffn.gate.bias_vl"):
+        loading.load_weights(model, stock, iter(gone.items()))
+
+
+@check
+def a_build_that_differs_from_the_checkpoint_is_refused(rig: Rig) -> None:
+    from vision_exp.model import weights as loading
+
+    weights = cpu_model.checkpoint(rig, "small")
+    lacks, extra = cpu_model.build(rig, "small"), cpu_model.build(rig, "small")
+    del lacks.vision.blocks[1].norm2
+    extra.vision.more = torch.nn.Parameter(torch.zeros(1))
+    for model, name in ((lacks, "vision.blocks.1.norm2.weight"), (extra, "vision.more")):
+        with raises(loading.WeightsError, f"tower parameters differ: {name}"):
+            model.load_weights(iter(weights.items()))
+    text = {name: value for name, value in weights.items() if not name.startswith("vision.blocks")}
+    with raises(loading.WeightsError, "lacks 16 tensors: vision.blocks.0.attn", " and 8 more"):
+        cpu_model.build(rig, "small").load_weights(iter(text.items()))
+
+
+@check
 def partial_updates_after_a_full_load(rig: Rig) -> None:
     model = cpu_model.build(rig, "small")
     weights = cpu_model.checkpoint(rig, "small")

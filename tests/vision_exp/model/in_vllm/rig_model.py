@@ -65,13 +65,18 @@ class Rig:
         cache = MultiModalProcessorOnlyCache(config) if cached else None
         return MULTIMODAL_REGISTRY.create_processor(config, cache=cache)
 
-    def apply(self, processor: Any, prompt: Any, images: list[Any], uuids: Any = None) -> Any:
-        """Process a prompt (ids, or text where the release takes it) with images."""
+    def apply(
+        self, processor: Any, prompt: Any, images: list[Any], uuids: Any = None, **kwargs: Any
+    ) -> Any:
+        """Process a prompt (ids, or text where the release takes it) with images.
+
+        Keywords: the request's `mm_processor_kwargs`.
+        """
         from vllm.multimodal.processing import ProcessorInputs
         from vllm.multimodal.processing.context import TimingContext
 
         items = processor.info.parse_mm_data({"image": images})
-        inputs = ProcessorInputs(prompt, items, uuids)
+        inputs = ProcessorInputs(prompt, items, uuids, hf_processor_mm_kwargs=kwargs)
         return processor.apply(inputs, TimingContext(enabled=False))
 
     def hash_of(self, processor: Any, image: Any) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import cpu_model
 import torch
@@ -98,8 +101,36 @@ def _rank(rig: Rig, rank: int, store: Path) -> dict[str, list[torch.Tensor]]:
         error = (one.float() - other.float()).norm() / one.float().norm()
         # Another number of rows in one matrix product is summed in another order in BF16.
         equal(bool(error < 5e-3), True, f"spread over ranks and alone differ by {error}")
+    _failing(rank, model, rig, images)
+    _other_code(rank, rig, store)
     _modes(rank)
     return out
+
+
+def _failing(rank: int, model: Any, rig: Rig, images: list[Any]) -> None:
+    """One rank cannot encode its share: neither goes on, and both can afterwards."""
+
+    def broken(*_: Any) -> torch.Tensor:
+        raise ZeroDivisionError("this rank's share")
+
+    with mock.patch.object(model.vision, "forward", broken) if rank else nullcontext():
+        error = (RuntimeError, "another rank could not encode its share of the images")
+        with raises(*((ZeroDivisionError, "this rank's share") if rank else error)):
+            forward_images(model, rig.processor(), rig, images)
+    forward_images(model, rig.processor(), rig, images)
+
+
+def _other_code(rank: int, rig: Rig, store: Path) -> None:
+    """Ranks whose overlays differ build nothing."""
+    from vision_exp import install
+    from vision_exp.model.ranks import RankMismatchError
+
+    own = install.Installed(plan="p", overlay=f"o{rank}")
+    with (
+        mock.patch.object(install, "installed", own),
+        raises(RankMismatchError, "rank 0: overlay o0, plan p", "rank 1: overlay o1, plan p"),
+    ):
+        cpu_model.build(rig, "small", ranks=2, rank=rank, store=store)
 
 
 def _modes(rank: int) -> None:

@@ -30,14 +30,16 @@ def case(rows: int, experts: int, top_k: int, dtype: torch.dtype, ids: torch.dty
     logits[1] = 0.5  # all tied
     logits[2, :9] = float("inf")
     logits[3] = float("-inf")
+    logits[4, 7] = float("nan")  # in a row that is whole otherwise
     table = tokens = None
     if hashed:
         table = torch.stack([torch.randperm(experts)[:top_k] for _ in range(50)]).to(ids)
         tokens = torch.randint(-3, 53, (rows,)).to(ids)
     # Coarse biases, so that equal biased scores are equal in every precision.
-    bias, bias_vl = (torch.randint(0, 8, (experts,)) / 4.0 for _ in range(2))
+    # Those of images are low enough that all scores of the tied row are negative.
+    bias, bias_vl = (torch.randint(*ends, (experts,)) / 4.0 for ends in ((-8, 8), (-16, -4)))
     mask = torch.rand(rows) < 0.5
-    mask[:4] = torch.tensor([True, True, False, True])
+    mask[:5] = torch.tensor([True, True, False, True, True])
     return (logits, None if hashed else bias, bias_vl, mask), {
         "top_k": top_k,
         "scale": 1.5,
@@ -98,11 +100,15 @@ def main() -> None:
                 raise SystemExit(f"{experts} {top_k} {dtype} {hashed}\n{found[1]}\n{wanted[1]}")
             torch.testing.assert_close(found[0], wanted[0], atol=1e-6, rtol=1e-5, equal_nan=True)
             checked += rows
-    # Rows that are not contiguous in memory.
+    # Rows, columns and marks that do not lie side by side in memory.
     arguments, keywords = case(5, 256, 6, torch.float32, torch.int32, False)
     wide = torch.cat((arguments[0], torch.zeros(5, 64)), 1)[:, :256]
     wanted = mm_topk_reference(*arguments, **keywords)
     assert torch.equal(launch(wide, *arguments[1:], **keywords)[1].long(), wanted[1])
+    apart, mask = arguments[0].t().contiguous().t(), arguments[3]
+    marks = torch.stack((mask, ~mask, ~mask), 1)[:, 0]
+    found = launch(apart, *arguments[1:3], marks, **keywords)
+    assert torch.equal(found[1].long(), wanted[1])
     checked += compare_with_native(sys.argv[1])
     print(f"rows checked: {checked}")
 
