@@ -6,15 +6,16 @@ import argparse
 import json
 import re
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from anchors import report
 from anchors.digests import TOOL_ROOT, sha256, tool_digest
-from anchors.drift import explain, pages, trees
+from anchors.drift import causes, explain, pages, trees, webpage
+from anchors.drift.causes import Entry
 from anchors.drift.trees import Cache, Tree
 from anchors.drift.verdict import (
     APPLIES,
@@ -35,9 +36,6 @@ from anchors.sites import all_anchors
 
 VERIFIED = Path(TOOL_ROOT) / "anchors" / "verified.json"
 _RELEASE = re.compile(r"\d+(\.\d+)+")
-
-#: One tree of the `--json` result.
-Entry = dict[str, Any]
 
 
 def run(arguments: argparse.Namespace) -> Report:
@@ -60,13 +58,14 @@ def run(arguments: argparse.Namespace) -> Report:
         state="error" if "error" in worst else DRIFTED if DRIFTED in worst else APPLIES,
         exit=NO if worst & {"error", DRIFTED} else DONE,
         anchors=[anchor.id for anchor in all_anchors()],
+        date=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         trees=entries,
         notes=notes,
     )
     quiet = arguments.quiet and result["exit"] == DONE
     result["text"] = "" if quiet else pages.terminal(result)
     for path in arguments.report or ():
-        _write(Path(path), pages.html(result) if _is_page(path) else pages.markdown(result))
+        _write(Path(path), webpage.html(result) if _is_page(path) else pages.markdown(result))
     if arguments.write_verified:
         _write(VERIFIED, verified(entries))
     return result
@@ -156,7 +155,7 @@ class _Verdicts:
 
 def _last_good(
     place: int, found: list[Tree], assessed: list[Assessment], cache: Cache, verdicts: _Verdicts
-) -> dict[Finding, tuple[Tree, str]]:
+) -> causes.Good:
     """Drifted finding -> (the last release where it applied, the first release since where not)."""
     drifted = [f for f in assessed[place].findings if f.verdict == DRIFTED]
     if not drifted:
@@ -165,7 +164,7 @@ def _last_good(
         earlier = list(zip(found[:place], assessed[:place], strict=True))
     else:
         earlier = [(t, verdicts.of(t)) for t in map(cache.tree, cache.versions())]
-    good: dict[Finding, tuple[Tree, str]] = {}
+    good: causes.Good = {}
     for finding in drifted:
         for tree, one in earlier:
             state = _state(one, finding)
@@ -186,25 +185,12 @@ def _state(assessed: Assessment, finding: Finding) -> str:
     return states.pop() if states else ""
 
 
-def _entry(tree: Tree, assessed: Assessment, good: dict[Finding, tuple[Tree, str]]) -> Entry:
-    findings = []
-    for finding in assessed.findings:
-        entry: dict[str, Any] = asdict(finding)
-        if finding.verdict == DRIFTED:
-            last, since = good.get(finding, (None, ""))
-            why = explain.explain(finding, tree, last)
-            entry.update(
-                candidates=list(why.candidates),
-                diff=why.diff,
-                since=since,
-                last_good=last.label if last else "",
-            )
-        findings.append(entry)
+def _entry(tree: Tree, assessed: Assessment, good: causes.Good) -> Entry:
     return {
         "tree": assessed.label,
         "verdict": assessed.verdict,
         "error": assessed.error,
-        "findings": findings,
+        "findings": causes.entries(assessed.findings, tree, good, explain.explain),
     }
 
 
@@ -214,9 +200,7 @@ def verified(entries: list[Entry]) -> str:
     for entry in entries:
         if not _RELEASE.fullmatch(entry["tree"]):
             continue
-        for id_ in dict.fromkeys(finding["id"] for finding in entry["findings"]):
-            states = {f["verdict"] for f in entry["findings"] if f["id"] == id_}
-            state = DRIFTED if DRIFTED in states else states.pop()
-            table.setdefault(id_, {}).setdefault(state, []).append(entry["tree"])
+        for column, state in causes.row(entry).items():
+            table.setdefault(column, {}).setdefault(state, []).append(entry["tree"])
     native = sorted({e["tree"] for e in entries if e["verdict"] == SUPERSEDED})
     return json.dumps({"anchors": table, "native": native}, indent=1) + "\n"

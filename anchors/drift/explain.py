@@ -21,8 +21,11 @@ _NAME = re.compile(r"[A-Za-z_]\w{3,}")
 
 @dataclass(frozen=True)
 class Explanation:
-    """`candidates`: `path:line: definition`, nearest first; `diff`: against an older release."""
+    """`where`: the file of vLLM; `names`: what of it is gone, or what a site looks for in it;
+    `candidates`: `path:line: definition`, nearest first; `diff`: against an older release."""
 
+    where: str
+    names: tuple[str, ...]
     candidates: tuple[str, ...]
     diff: str
 
@@ -48,6 +51,9 @@ def explain(finding: Finding, tree: Tree, good: Tree | None) -> Explanation:
     now = tree.read(path)
     then = good.read(path) if good else None
     old, new = _definitions(then), _definitions(now)
+    if finding.id == RUN_TIME and need.owner and need.owner not in {d.name for d in new}:
+        names = [need.owner]  # the class is gone: its members say nothing
+    looked_for = tuple(names[:1] if finding.id == RUN_TIME else names)
     # The fact's own nouns ("class", "import") are no names of the source.
     wanted = [name for name in names if name in {d.name for d in old}] or names
     old_scopes = [d for d in old if d.name in wanted]
@@ -57,14 +63,18 @@ def explain(finding: Finding, tree: Tree, good: Tree | None) -> Explanation:
         for name, d in alike.items()
         if d and d.name != name
     ]
-    candidates += _near(path, wanted, new, now)
+    candidates += [
+        one
+        for one in _near(path, wanted, new, now)
+        if not any(c.startswith(one) for c in candidates)
+    ]
     if not any(d.name in wanted for d in new):
         candidates += _elsewhere(tree, folder, path, wanted)
     diff = ""
-    if good and old_scopes:
+    if good and old_scopes and now is not None:  # of a file that is gone no line is news
         scope = min(old_scopes, key=lambda d: d.end - d.line)
         diff = _diff(path, good.label, _text(then, scope), _text(now, alike[scope.name]))
-    return Explanation(tuple(dict.fromkeys(candidates))[:_MOST_CANDIDATES], diff)
+    return Explanation(path, looked_for, tuple(dict.fromkeys(candidates))[:_MOST_CANDIDATES], diff)
 
 
 @functools.lru_cache(maxsize=100)

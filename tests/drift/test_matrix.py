@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import sources
 
+from anchors.drift import causes
 from anchors.drift.trees import Cache, Tree
 from anchors.engine import requirements
 from anchors.engine.boundaries import BOUNDARIES
@@ -22,15 +23,8 @@ EXPECTED = json.loads((Path(__file__).parent / "expected.json").read_text())
 
 
 def words(result: dict) -> dict[str, dict[str, str]]:
-    """tree -> column -> verdict; a column drifted if any finding of it did."""
-    table: dict[str, dict[str, str]] = {}
-    for entry in result["trees"]:
-        row: dict[str, str] = {}
-        for finding in entry["findings"]:
-            if row.get(finding["id"]) != "drifted":
-                row[finding["id"]] = finding["verdict"]
-        table[entry["tree"]] = row
-    return table
+    """tree -> column -> verdict."""
+    return {entry["tree"]: causes.row(entry) for entry in result["trees"]}
 
 
 def tree(version: str) -> Tree:
