@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from anchors.drift.explain import Explanation
+from anchors.drift.explain import MOST_CANDIDATES, Explanation
 from anchors.drift.trees import Tree
 from anchors.drift.verdict import DRIFTED, RUN_TIME, Finding
 
@@ -42,30 +42,33 @@ def entries(
             continue
         cause = ("cause", finding.cause or f"{finding.id} {finding.expected}")
         same = known.get(cause)
+        if same is not None and len(same["candidates"]) >= MOST_CANDIDATES:
+            same["more"].append(entry)
+            continue
+        last, since = good.get(finding, (None, ""))
+        why = explain(finding, tree, last)
+        keys = [("diff", why.diff)] if why.diff else []
+        names = [("name", why.where, name) for name in why.names]
+        sought = keys + (names if finding.id == RUN_TIME else [])
+        same = same or next((known[key] for key in sought if key in known), None)
         if same is None:
-            last, since = good.get(finding, (None, ""))
-            why = explain(finding, tree, last)
-            keys = [("diff", why.diff)] if why.diff else []
-            names = [("name", why.where, name) for name in why.names]
-            sought = keys + (names if finding.id == RUN_TIME else [])
-            same = next((known[key] for key in sought if key in known), None)
-            if same is None:
-                same = {
-                    **entry,
-                    "where": why.where,
-                    "more": [],
-                    "candidates": list(why.candidates),
-                    "diff": why.diff,
-                    "since": since,
-                    "last_good": last.label if last else "",
-                    "next": _next(finding, tree),
-                }
-                told.append(same)
-                known.update(dict.fromkeys([*keys, *names], same))
-                known[cause] = same
-                continue
-            known[cause] = same
-        same["more"].append(entry)
+            same = {
+                **entry,
+                "where": why.where,
+                "more": [],
+                "candidates": list(why.candidates),
+                "diff": why.diff,
+                "since": since,
+                "last_good": last.label if last else "",
+                "next": _next(finding, tree),
+            }
+            told.append(same)
+            known.update(dict.fromkeys([*keys, *names], same))
+        else:
+            same["more"].append(entry)
+            every = dict.fromkeys([*same["candidates"], *why.candidates])
+            same["candidates"] = list(every)[:MOST_CANDIDATES]
+        known[cause] = same
     return told
 
 
