@@ -14,7 +14,7 @@ from pathlib import Path
 
 from anchors import report
 from anchors.digests import TOOL_ROOT, sha256, tool_digest
-from anchors.drift import causes, explain, pages, trees, webpage
+from anchors.drift import causes, explain, kernels, pages, trees, webpage
 from anchors.drift.causes import Entry
 from anchors.drift.trees import Cache, Tree
 from anchors.drift.verdict import (
@@ -43,7 +43,11 @@ def run(arguments: argparse.Namespace) -> Report:
     try:
         _refuse_odd_names(arguments.report or ())
         report.say(arguments, f"judging {', '.join(arguments.trees) or 'every release'}")
-        entries, notes = assess_all(arguments.trees, partial(report.say, arguments))
+        say = partial(report.say, arguments)
+        named = [name for name in arguments.trees if not kernels.is_meant(name)]
+        others = [name for name in arguments.trees if kernels.is_meant(name)]
+        entries, notes = assess_all(named, say) if named or not others else ([], [])
+        beside, more = _flashinfers(others, say) if others or not named else ([], [])
     except WheelError as error:
         raise environment(
             "no-index",
@@ -52,7 +56,7 @@ def run(arguments: argparse.Namespace) -> Report:
             hint=error.hint or "name wheels or folders: python3 hotfix.py drift PATH",
         ) from error
     result = report.blank()
-    worst = {entry["verdict"] for entry in entries}
+    worst = {entry["verdict"] for entry in entries + beside}
     result.update(
         verb="drift",
         state="error" if "error" in worst else DRIFTED if DRIFTED in worst else APPLIES,
@@ -60,7 +64,8 @@ def run(arguments: argparse.Namespace) -> Report:
         anchors=[anchor.id for anchor in all_anchors()],
         date=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         trees=entries,
-        notes=notes,
+        flashinfer=beside,
+        notes=notes + more,
     )
     quiet = arguments.quiet and result["exit"] == DONE
     result["text"] = "" if quiet else pages.terminal(result)
@@ -89,6 +94,21 @@ def assess_all(
             for place, (tree, one) in enumerate(zip(found, assessed, strict=True))
         ]
     return entries, notes
+
+
+def _flashinfers(named: list[str], say: Callable[[str], None]) -> tuple[list[Entry], list[str]]:
+    """FlashInfer's entries, and notes; every release of the index if none is named.
+
+    Raises WheelError where one that was named cannot be found.
+    """
+    cache = Cache(trees.default_cache())
+    try:
+        return kernels.judge(named or ["flashinfer"], cache, say), []
+    except WheelError as error:
+        if named:
+            raise
+        kept = kernels.cached(cache)
+        return kept, [f"FlashInfer's releases are not known ({error}): judged {len(kept)} cached"]
 
 
 def _is_page(path: str) -> bool:

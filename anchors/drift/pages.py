@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from anchors.drift import causes
+from anchors.drift.kernels import COLUMN
 from anchors.drift.verdict import APPLIES, DRIFTED, NOT_APPLICABLE, RUN_TIME, SUPERSEDED
 
 PREFIX = "[vision-exp]"
@@ -18,9 +19,16 @@ _MOST_LINES = 5
 Result = dict[str, Any]
 
 
-def columns(result: Result) -> list[str]:
-    """Anchor ids, then the run-time requirements."""
-    return [*result["anchors"], RUN_TIME]
+def tables(result: Result) -> list[tuple[str, list[str], list[Result]]]:
+    """(what, columns, rows): vLLM with its sites and run-time needs, FlashInfer with its table."""
+    parts = [("tree", [*result["anchors"], RUN_TIME], result["trees"])]
+    parts.append(("flashinfer", [COLUMN], result.get("flashinfer", [])))
+    return [part for part in parts if part[2]]
+
+
+def every(result: Result) -> list[Result]:
+    """The rows of all tables."""
+    return [entry for _, _, rows in tables(result) for entry in rows]
 
 
 def cell(entry: Result, column: str) -> str:
@@ -37,31 +45,33 @@ def drifted(entry: Result) -> list[Result]:
 def summary(result: Result) -> str:
     """One sentence that counts trees by verdict."""
     counts: dict[str, int] = {}
-    for entry in result["trees"]:
+    for entry in every(result):
         counts[entry["verdict"]] = counts.get(entry["verdict"], 0) + 1
     words = {
         APPLIES: "fit",
         SUPERSEDED: "serve the model natively",
+        NOT_APPLICABLE: "are not concerned",
         DRIFTED: "have drifted",
         "error": "could not be judged",
     }
     told = [f"{counts[key]} {text}" for key, text in words.items() if key in counts]
-    return f"{len(result['trees'])} trees: {', '.join(told) or 'none'}"
+    return f"{len(every(result))} trees: {', '.join(told) or 'none'}"
 
 
 def terminal(result: Result) -> str:
     """The table and, below it, what drifted and why."""
-    heads = columns(result)
-    width = max([len(entry["tree"]) for entry in result["trees"]] + [4])
-    head = f"{'tree':<{width}}  " + "  ".join(heads)
-    if sys.stdout.isatty() and len(head) > shutil.get_terminal_size().columns:
-        lines = [f"{entry['tree']}: {_in_words(entry)}" for entry in result["trees"]]
-    else:
-        lines = [head]
-        for entry in result["trees"]:
-            cells = "  ".join(f"{cell(entry, head):<{len(head)}}" for head in heads)
-            lines.append(f"{entry['tree']:<{width}}  {entry['error'] or cells}".rstrip())
-    for entry in result["trees"]:
+    lines: list[str] = []
+    for what, heads, rows in tables(result):
+        width = max(len(name) for name in (what, *(row["tree"] for row in rows)))
+        head = f"{what:<{width}}  " + "  ".join(heads)
+        if sys.stdout.isatty() and len(head) > shutil.get_terminal_size().columns:
+            lines += [f"{row['tree']}: {_in_words(row)}" for row in rows]
+            continue
+        lines.append(head)
+        for row in rows:
+            cells = "  ".join(f"{cell(row, head):<{len(head)}}" for head in heads)
+            lines.append(f"{row['tree']:<{width}}  {row['error'] or cells}".rstrip())
+    for entry in every(result):
         for finding in drifted(entry):
             lines += ["", f"{PREFIX} {entry['tree']}: {title(finding)} drifted"]
             lines += [f"  {name:<9} {text}" for name, text in facts(finding)]
@@ -109,16 +119,18 @@ def _some(name: str, texts: list[str]) -> list[tuple[str, str]]:
 
 def markdown(result: Result) -> str:
     """For a pull request or an issue."""
-    heads = columns(result)
     lines = [f"# vLLM drift: {summary(result)}", ""]
     lines += [f"Judged {result['date']}.", ""] if result.get("date") else []
-    lines += [f"| tree | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for entry in result["trees"]:
-        cells = [cell(entry, head) for head in heads]
-        if entry["error"]:
-            cells[0] = _inline(entry["error"])
-        lines.append(f"| {entry['tree']} | {' | '.join(cells)} |")
-    for entry in result["trees"]:
+    for what, heads, rows in tables(result):
+        lines += [f"| {what} | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+        for row in rows:
+            cells = [cell(row, head) for head in heads]
+            if row["error"]:
+                cells[0] = _inline(row["error"])
+            lines.append(f"| {row['tree']} | {' | '.join(cells)} |")
+        lines.append("")
+    del lines[-1:]
+    for entry in every(result):
         for finding in drifted(entry):
             lines += ["", f"## {entry['tree']}: {title(finding)}", ""]
             lines.append(finding_markdown(finding))

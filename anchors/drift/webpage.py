@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from anchors.drift import causes
-from anchors.drift.pages import SHORT, Result, cell, columns, drifted, facts, summary, title
+from anchors.drift.pages import SHORT, Result, cell, drifted, every, facts, summary, tables, title
 from anchors.drift.verdict import DRIFTED
 
 #: Symbols tell states apart without colour, and are all that a phone shows of a cell.
@@ -23,6 +23,7 @@ table { border-collapse: collapse; font-size: .9rem; }
 th, td { border: 1px solid var(--line); padding: .3rem .6rem; text-align: left; }
 thead th { overflow-wrap: normal; }
 caption { text-align: left; padding: .3rem 0; }
+td.state { white-space: nowrap; }
 td.applies { background: var(--good); } td.native { background: var(--native); }
 td.n-a { background: var(--none); } td.drifted, td.error { background: var(--bad); }
 details { border: 1px solid var(--line); border-radius: .4rem; padding: .4rem .8rem;
@@ -44,13 +45,15 @@ a { color: inherit; }
 
 def html(result: Result) -> str:
     """One page without scripts or outside files; what needs reading is open."""
-    heads = columns(result)
-    named = [(f"tree-{number}", entry) for number, entry in enumerate(result["trees"], 1)]
-    rows = "\n".join(_row(name, entry, heads) for name, entry in named)
+    named = [(f"tree-{number}", entry) for number, entry in enumerate(every(result), 1)]
+    of = {id(entry): name for name, entry in named}
+    shown = "\n".join(
+        _table(what, heads, [(of[id(row)], row) for row in rows])
+        for what, heads, rows in tables(result)
+    )
     details = "\n".join(_details(name, entry) for name, entry in named)
     notes = "".join(f"<p>{escape(note)}</p>" for note in result["notes"])
     tool = result["tool"]
-    signs = ", ".join(f"{sign} {word}" for word, sign in _SYMBOL.items())
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -64,16 +67,8 @@ def html(result: Result) -> str:
 <h1>Does it still fit?</h1>
 <p>{escape(summary(result))}. Judged by {escape(tool["name"])} {escape(tool["version"])},
 <time>{escape(result["date"])}</time>.</p>
-{_to_do(named)}{notes}
-<table>
-<caption>Trees and sites: {signs}. A ✗ leads to its finding.</caption>
-<thead><tr><th scope="col">tree</th>{"".join(f'<th scope="col">{h}</th>' for h in heads)}</tr>
-</thead>
-<tbody>
-{rows}
-</tbody>
-</table>
-<h2>Details</h2>
+{notes}{shown}
+{_to_do(named)}<h2>Details</h2>
 {details}
 </main>
 </body>
@@ -95,6 +90,19 @@ def _to_do(named: list[tuple[str, Result]]) -> str:
         if entry["error"]
     ]
     return f"<h2>Next</h2>\n<ul>{''.join(items)}</ul>\n" if items else ""
+
+
+def _table(what: str, heads: list[str], rows: list[tuple[str, Result]]) -> str:
+    signs = ", ".join(f"{sign} {word}" for word, sign in _SYMBOL.items())
+    columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    body = "\n".join(_row(name, entry, heads) for name, entry in rows)
+    return f"""<table>
+<caption>{signs}. A ✗ leads to its finding.</caption>
+<thead><tr><th scope="col">{what}</th>{columns}</tr></thead>
+<tbody>
+{body}
+</tbody>
+</table>"""
 
 
 def _finding(name: str, number: int) -> str:
@@ -122,7 +130,8 @@ def _details(name: str, entry: Result) -> str:
     bad = bool(entry["error"] or drifted(entry))
     body = f"<p>{escape(entry['error'])}</p>" if entry["error"] else ""
     for number, finding in enumerate(drifted(entry), 1):
-        diff = f"<pre>{escape(finding['diff'])}</pre>" if finding["diff"] else ""
+        shown = escape(finding["diff"])
+        diff = f'<pre tabindex="0">{shown}</pre>' if shown else ""
         body += f'<h3 id="{_finding(name, number)}">{escape(title(finding))}</h3>'
         body += f"{_listed(facts(finding))}{diff}"
     others = [f for f in entry["findings"] if f["verdict"] != DRIFTED]
