@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from distribution import program
 
 from .conftest import edit_tree, run
 
@@ -149,19 +148,9 @@ def test_markdown_names_the_cause(reports: tuple[str, str, Path]) -> None:
     assert text.count("## ") == 3 and text.count("- next: ") == 3
 
 
-def chromium() -> str | None:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "-qq", "update"], check=False, capture_output=True)
-        command = ["apt-get", "-qq", "-y", "--no-install-recommends", "install", "chromium"]
-        subprocess.run(command, check=False, capture_output=True)
-        found = shutil.which("chromium")
-    return found
-
-
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1200, True)])
 def test_a_browser_shows_it(reports: tuple[str, str, Path], width: int, dark: bool) -> None:
-    browser = chromium()
+    browser = program("chromium", "chromium-browser")
     if browser is None:
         pytest.skip("NOT RUN: no Chromium here, and none could be installed")
     page = reports[2]
