@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import time
@@ -35,6 +36,7 @@ from anchors.report import Report
 from anchors.sites import all_anchors
 
 VERIFIED = Path(TOOL_ROOT) / "anchors" / "verified.json"
+_REPORT_HINT = "name a file in a folder that exists and is yours"
 _RELEASE = re.compile(r"\d+(\.\d+)+")
 
 
@@ -66,6 +68,7 @@ def run(arguments: argparse.Namespace) -> Report:
         trees=entries,
         flashinfer=beside,
         notes=notes + more,
+        next=_next(arguments.trees, worst),
     )
     quiet = arguments.quiet and result["exit"] == DONE
     result["text"] = "" if quiet else pages.terminal(result)
@@ -96,6 +99,16 @@ def assess_all(
     return entries, notes
 
 
+def _next(named: Sequence[str], worst: set[str]) -> str:
+    """What to do about the worst that was found, "" where all fit."""
+    if DRIFTED in worst:
+        again = shlex.join(["python3", "hotfix.py", "drift", *named])
+        return f"mend what each finding names (docs/new-release.md), then: {again}"
+    if "error" in worst:
+        return "name a release, a wheel or a folder with vLLM in it: python3 hotfix.py drift latest"
+    return ""
+
+
 def _flashinfers(named: list[str], say: Callable[[str], None]) -> tuple[list[Entry], list[str]]:
     """FlashInfer's entries, and notes; every release of the index if none is named.
 
@@ -116,13 +129,28 @@ def _is_page(path: str) -> bool:
 
 
 def _refuse_odd_names(paths: Sequence[str]) -> None:
-    """Raises HotfixError (exit 6) for a report whose name promises another kind of file."""
+    """Before judging, which takes a while: reports that cannot be written as they are named.
+
+    Raises HotfixError (exit 6).
+    """
     for path in paths:
-        if Path(path).suffix.lower() not in ("", ".md", ".markdown", ".txt", ".html", ".htm"):
+        name, folder = Path(path), Path(path).parent
+        if name.suffix.lower() not in ("", ".md", ".markdown", ".txt", ".html", ".htm"):
             raise environment(
                 "report-kind",
                 f"{path}: a report is Markdown or HTML. Nothing was judged.",
-                hint=f"--report {shlex.quote(Path(path).stem)}.md, or .html",
+                hint=f"--report {shlex.quote(name.stem)}.md, or .html",
+            )
+        why = "it is a folder" if name.is_dir() else ""
+        if not folder.is_dir():
+            why = f"there is no folder {folder}"
+        elif not why and not os.access(name if name.exists() else folder, os.W_OK):
+            why = "this user may not write there"
+        if why:
+            raise environment(
+                "report-not-written",
+                f"{path} cannot be written: {why}. Nothing was judged.",
+                hint=_REPORT_HINT,
             )
 
 
@@ -134,7 +162,7 @@ def _write(path: Path, text: str) -> None:
             "report-not-written",
             f"{path} cannot be written: {error.strerror}. The trees were judged.",
             exit_code=6,
-            hint="name a file in a folder that exists and is yours",
+            hint=_REPORT_HINT,
         ) from error
 
 
