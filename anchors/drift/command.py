@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -204,23 +204,29 @@ class _Verdicts:
 def _last_good(
     place: int, found: list[Tree], assessed: list[Assessment], cache: Cache, verdicts: _Verdicts
 ) -> causes.Good:
-    """Drifted finding -> (the last release where it applied, the first release since where not)."""
-    drifted = [f for f in assessed[place].findings if f.verdict == DRIFTED]
-    if not drifted:
-        return {}
+    """Drifted finding -> (the last release where it applied, the first release since where not).
+
+    Releases are judged from the newest back, as far as one finding is still looked for.
+    """
+    sought = [f for f in assessed[place].findings if f.verdict == DRIFTED]
+    earlier: Iterator[tuple[Tree, Assessment]]
     if _RELEASE.fullmatch(found[place].label):
-        earlier = list(zip(found[:place], assessed[:place], strict=True))
+        earlier = zip(reversed(found[:place]), reversed(assessed[:place]), strict=True)
     else:
-        earlier = [(t, verdicts.of(t)) for t in map(cache.tree, cache.versions())]
+        kept = map(cache.tree, reversed(cache.versions()))
+        earlier = ((tree, verdicts.of(tree)) for tree in kept)
+    since = dict.fromkeys(sought, found[place].label)
     good: causes.Good = {}
-    for finding in drifted:
-        for tree, one in earlier:
+    while sought and (release := next(earlier, None)):
+        tree, one = release
+        for finding in sought:
             state = _state(one, finding)
             if state == APPLIES:
-                good[finding] = (tree, "")
-            elif state == DRIFTED and finding in good and not good[finding][1]:
-                good[finding] = (good[finding][0], tree.label)
-    return {f: (tree, since or found[place].label) for f, (tree, since) in good.items()}
+                good[finding] = (tree, since[finding])
+            elif state == DRIFTED:
+                since[finding] = tree.label
+        sought = [finding for finding in sought if finding not in good]
+    return good
 
 
 def _state(assessed: Assessment, finding: Finding) -> str:
