@@ -105,7 +105,7 @@ def _next(result: Report) -> str:
         return ""
     if result["error"] and not result["next"]:
         return str(result["error"]["hint"])
-    if result["verb"] not in ("apply", "status", "verify", "doctor", "bundle"):
+    if result["verb"] not in ("apply", "status", "verify", "doctor", "bundle", "drift"):
         return ""
     return str(result["next"] or next_step.AFTER.get(result["state"], ""))
 

@@ -37,14 +37,15 @@ def main(argv: list[str]) -> int:
 def findings(result: dict[str, Any]) -> dict[str, str]:
     """Issue title -> body. Findings of one anchor in one tree share an issue."""
     bodies: dict[str, list[str]] = {}
-    for entry in result["trees"]:
+    for entry in [*result["trees"], *result.get("flashinfer", ())]:
+        of = entry["tree"] if entry["tree"].startswith("flashinfer ") else f"vLLM {entry['tree']}"
         if entry["error"]:
-            title = f"vLLM {entry['tree']} could not be judged"
+            title = f"{of} could not be judged"
             bodies[title] = [f"`{entry['error']}`"]
         for finding in entry["findings"]:
             if finding["verdict"] != "drifted":
                 continue
-            title = f"{finding['id']} does not fit vLLM {entry['tree']}"
+            title = f"{finding['id']} does not fit {of}"
             bodies.setdefault(title, []).append(finding_markdown(finding))
     return {title: _body(parts) for title, parts in bodies.items()}
 

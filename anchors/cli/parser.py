@@ -35,6 +35,7 @@ examples:
   python3 hotfix.py validate --url http://localhost:8000/v1
   python3 hotfix.py preview image.jpg -o seen.png
   python3 hotfix.py drift v0.29.0 vllm.whl      would it fit these?
+  python3 hotfix.py drift flashinfer            has its SM12x kernel the rows of images?
   python3 hotfix.py bundle deepseek-v4-vision-exp.zip      one file for every node
   python3 hotfix.py revert                      every byte back
 """

@@ -7,10 +7,9 @@ import re
 from dataclasses import dataclass
 
 from anchors.digests import read_file
-from anchors.doctor import flashinfer
-from anchors.doctor.flashinfer import FlashInfer
 from anchors.doctor.verdict import BROKEN, DEGRADED, Finding
-from anchors.releases import known
+from anchors.releases import flashinfer, known
+from anchors.releases.flashinfer import FlashInfer
 
 SWA = "v1/attention/backends/mla/sparse_swa.py"
 ALIGNMENT = "v1/attention/backends/mla/compressor_utils.py"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from anchors import report
 from anchors.digests import TOOL_ROOT, sha256, tool_digest
-from anchors.drift import explain, pages, trees
+from anchors.drift import causes, explain, kernels, pages, trees, webpage
+from anchors.drift.causes import Entry
 from anchors.drift.trees import Cache, Tree
 from anchors.drift.verdict import (
     APPLIES,
@@ -34,10 +36,8 @@ from anchors.report import Report
 from anchors.sites import all_anchors
 
 VERIFIED = Path(TOOL_ROOT) / "anchors" / "verified.json"
+_REPORT_HINT = "name a file in a folder that exists and is yours"
 _RELEASE = re.compile(r"\d+(\.\d+)+")
-
-#: One tree of the `--json` result.
-Entry = dict[str, Any]
 
 
 def run(arguments: argparse.Namespace) -> Report:
@@ -45,7 +45,11 @@ def run(arguments: argparse.Namespace) -> Report:
     try:
         _refuse_odd_names(arguments.report or ())
         report.say(arguments, f"judging {', '.join(arguments.trees) or 'every release'}")
-        entries, notes = assess_all(arguments.trees, partial(report.say, arguments))
+        say = partial(report.say, arguments)
+        named = [name for name in arguments.trees if not kernels.is_meant(name)]
+        others = [name for name in arguments.trees if kernels.is_meant(name)]
+        entries, notes = assess_all(named, say) if named or not others else ([], [])
+        beside, more = _flashinfers(others, say) if others or not named else ([], [])
     except WheelError as error:
         raise environment(
             "no-index",
@@ -54,19 +58,22 @@ def run(arguments: argparse.Namespace) -> Report:
             hint=error.hint or "name wheels or folders: python3 hotfix.py drift PATH",
         ) from error
     result = report.blank()
-    worst = {entry["verdict"] for entry in entries}
+    worst = {entry["verdict"] for entry in entries + beside}
     result.update(
         verb="drift",
         state="error" if "error" in worst else DRIFTED if DRIFTED in worst else APPLIES,
         exit=NO if worst & {"error", DRIFTED} else DONE,
         anchors=[anchor.id for anchor in all_anchors()],
+        date=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         trees=entries,
-        notes=notes,
+        flashinfer=beside,
+        notes=notes + more,
+        next=_next(arguments.trees, worst),
     )
     quiet = arguments.quiet and result["exit"] == DONE
     result["text"] = "" if quiet else pages.terminal(result)
     for path in arguments.report or ():
-        _write(Path(path), pages.html(result) if _is_page(path) else pages.markdown(result))
+        _write(Path(path), webpage.html(result) if _is_page(path) else pages.markdown(result))
     if arguments.write_verified:
         _write(VERIFIED, verified(entries))
     return result
@@ -92,18 +99,58 @@ def assess_all(
     return entries, notes
 
 
+def _next(named: Sequence[str], worst: set[str]) -> str:
+    """What to do about the worst that was found, "" where all fit."""
+    if DRIFTED in worst:
+        again = shlex.join(["python3", "hotfix.py", "drift", *named])
+        return f"mend what each finding names (docs/new-release.md), then: {again}"
+    if "error" in worst:
+        return "name a release, a wheel or a folder with vLLM in it: python3 hotfix.py drift latest"
+    return ""
+
+
+def _flashinfers(named: list[str], say: Callable[[str], None]) -> tuple[list[Entry], list[str]]:
+    """FlashInfer's entries, and notes; every release of the index if none is named.
+
+    Raises WheelError where one that was named cannot be found.
+    """
+    cache = Cache(trees.default_cache())
+    try:
+        return kernels.judge(named or ["flashinfer"], cache, say), []
+    except WheelError as error:
+        if named:
+            raise
+        kept = kernels.cached(cache)
+        return kept, [f"FlashInfer's releases are not known ({error}): judged {len(kept)} cached"]
+
+
 def _is_page(path: str) -> bool:
     return Path(path).suffix.lower() in (".html", ".htm")
 
 
 def _refuse_odd_names(paths: Sequence[str]) -> None:
-    """Raises HotfixError (exit 6) for a report whose name promises another kind of file."""
+    """Before judging, which takes a while: reports that cannot be written as they are named.
+
+    Raises HotfixError (exit 6).
+    """
     for path in paths:
-        if Path(path).suffix.lower() not in ("", ".md", ".markdown", ".txt", ".html", ".htm"):
+        name, folder = Path(path), Path(path).parent
+        if name.suffix.lower() not in ("", ".md", ".markdown", ".txt", ".html", ".htm"):
             raise environment(
                 "report-kind",
                 f"{path}: a report is Markdown or HTML. Nothing was judged.",
-                hint=f"--report {shlex.quote(Path(path).stem)}.md, or .html",
+                hint=f"--report {shlex.quote(name.stem)}.md, or .html",
+            )
+        why = "it is a folder" if name.is_dir() else ""
+        if not folder.is_dir():
+            why = f"there is no folder {folder}"
+        elif not why and not os.access(name if name.exists() else folder, os.W_OK):
+            why = "this user may not write there"
+        if why:
+            raise environment(
+                "report-not-written",
+                f"{path} cannot be written: {why}. Nothing was judged.",
+                hint=_REPORT_HINT,
             )
 
 
@@ -115,7 +162,7 @@ def _write(path: Path, text: str) -> None:
             "report-not-written",
             f"{path} cannot be written: {error.strerror}. The trees were judged.",
             exit_code=6,
-            hint="name a file in a folder that exists and is yours",
+            hint=_REPORT_HINT,
         ) from error
 
 
@@ -156,24 +203,30 @@ class _Verdicts:
 
 def _last_good(
     place: int, found: list[Tree], assessed: list[Assessment], cache: Cache, verdicts: _Verdicts
-) -> dict[Finding, tuple[Tree, str]]:
-    """Drifted finding -> (the last release where it applied, the first release since where not)."""
-    drifted = [f for f in assessed[place].findings if f.verdict == DRIFTED]
-    if not drifted:
-        return {}
+) -> causes.Good:
+    """Drifted finding -> (the last release where it applied, the first release since where not).
+
+    Releases are judged from the newest back, as far as one finding is still looked for.
+    """
+    sought = [f for f in assessed[place].findings if f.verdict == DRIFTED]
+    earlier: Iterator[tuple[Tree, Assessment]]
     if _RELEASE.fullmatch(found[place].label):
-        earlier = list(zip(found[:place], assessed[:place], strict=True))
+        earlier = zip(reversed(found[:place]), reversed(assessed[:place]), strict=True)
     else:
-        earlier = [(t, verdicts.of(t)) for t in map(cache.tree, cache.versions())]
-    good: dict[Finding, tuple[Tree, str]] = {}
-    for finding in drifted:
-        for tree, one in earlier:
+        kept = map(cache.tree, reversed(cache.versions()))
+        earlier = ((tree, verdicts.of(tree)) for tree in kept)
+    since = dict.fromkeys(sought, found[place].label)
+    good: causes.Good = {}
+    while sought and (release := next(earlier, None)):
+        tree, one = release
+        for finding in sought:
             state = _state(one, finding)
             if state == APPLIES:
-                good[finding] = (tree, "")
-            elif state == DRIFTED and finding in good and not good[finding][1]:
-                good[finding] = (good[finding][0], tree.label)
-    return {f: (tree, since or found[place].label) for f, (tree, since) in good.items()}
+                good[finding] = (tree, since[finding])
+            elif state == DRIFTED:
+                since[finding] = tree.label
+        sought = [finding for finding in sought if finding not in good]
+    return good
 
 
 def _state(assessed: Assessment, finding: Finding) -> str:
@@ -186,25 +239,12 @@ def _state(assessed: Assessment, finding: Finding) -> str:
     return states.pop() if states else ""
 
 
-def _entry(tree: Tree, assessed: Assessment, good: dict[Finding, tuple[Tree, str]]) -> Entry:
-    findings = []
-    for finding in assessed.findings:
-        entry: dict[str, Any] = asdict(finding)
-        if finding.verdict == DRIFTED:
-            last, since = good.get(finding, (None, ""))
-            why = explain.explain(finding, tree, last)
-            entry.update(
-                candidates=list(why.candidates),
-                diff=why.diff,
-                since=since,
-                last_good=last.label if last else "",
-            )
-        findings.append(entry)
+def _entry(tree: Tree, assessed: Assessment, good: causes.Good) -> Entry:
     return {
         "tree": assessed.label,
         "verdict": assessed.verdict,
         "error": assessed.error,
-        "findings": findings,
+        "findings": causes.entries(assessed.findings, tree, good, explain.explain),
     }
 
 
@@ -214,9 +254,7 @@ def verified(entries: list[Entry]) -> str:
     for entry in entries:
         if not _RELEASE.fullmatch(entry["tree"]):
             continue
-        for id_ in dict.fromkeys(finding["id"] for finding in entry["findings"]):
-            states = {f["verdict"] for f in entry["findings"] if f["id"] == id_}
-            state = DRIFTED if DRIFTED in states else states.pop()
-            table.setdefault(id_, {}).setdefault(state, []).append(entry["tree"])
+        for column, state in causes.row(entry).items():
+            table.setdefault(column, {}).setdefault(state, []).append(entry["tree"])
     native = sorted({e["tree"] for e in entries if e["verdict"] == SUPERSEDED})
     return json.dumps({"anchors": table, "native": native}, indent=1) + "\n"

@@ -13,7 +13,8 @@ from anchors.drift.trees import Tree
 from anchors.drift.verdict import RUN_TIME, Finding
 from anchors.engine import native, requirements
 
-_MOST_CANDIDATES = 4
+#: Candidates of a finding.
+MOST_CANDIDATES = 4
 _MOST_DIFF_LINES = 40
 _SAME_BODY = 0.6
 _NAME = re.compile(r"[A-Za-z_]\w{3,}")
@@ -21,8 +22,11 @@ _NAME = re.compile(r"[A-Za-z_]\w{3,}")
 
 @dataclass(frozen=True)
 class Explanation:
-    """`candidates`: `path:line: definition`, nearest first; `diff`: against an older release."""
+    """`where`: the file of vLLM; `names`: what of it is gone, or what a site looks for in it;
+    `candidates`: `path:line: definition`, nearest first; `diff`: against an older release."""
 
+    where: str
+    names: tuple[str, ...]
     candidates: tuple[str, ...]
     diff: str
 
@@ -48,6 +52,9 @@ def explain(finding: Finding, tree: Tree, good: Tree | None) -> Explanation:
     now = tree.read(path)
     then = good.read(path) if good else None
     old, new = _definitions(then), _definitions(now)
+    if finding.id == RUN_TIME and need.owner and need.owner not in {d.name for d in new}:
+        names = [need.owner]  # the class is gone: its members say nothing
+    looked_for = tuple(names[:1] if finding.id == RUN_TIME else names)
     # The fact's own nouns ("class", "import") are no names of the source.
     wanted = [name for name in names if name in {d.name for d in old}] or names
     old_scopes = [d for d in old if d.name in wanted]
@@ -57,14 +64,16 @@ def explain(finding: Finding, tree: Tree, good: Tree | None) -> Explanation:
         for name, d in alike.items()
         if d and d.name != name
     ]
-    candidates += _near(path, wanted, new, now)
     if not any(d.name in wanted for d in new):
         candidates += _elsewhere(tree, folder, path, wanted)
+    told = tuple(candidates)
+    near = _near(path, wanted, new, now)
+    candidates += [one for one in near if not any(first.startswith(one) for first in told)]
     diff = ""
-    if good and old_scopes:
+    if good and old_scopes and now is not None:  # of a file that is gone no line is news
         scope = min(old_scopes, key=lambda d: d.end - d.line)
         diff = _diff(path, good.label, _text(then, scope), _text(now, alike[scope.name]))
-    return Explanation(tuple(dict.fromkeys(candidates))[:_MOST_CANDIDATES], diff)
+    return Explanation(path, looked_for, tuple(dict.fromkeys(candidates))[:MOST_CANDIDATES], diff)
 
 
 @functools.lru_cache(maxsize=100)
@@ -73,16 +82,18 @@ def _definitions(data: bytes | None) -> list[_Definition]:
         tree = ast.parse(data or b"")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return [
-        _Definition(
-            node.name,
-            node.lineno,
-            node.end_lineno or node.lineno,
-            "class" if isinstance(node, ast.ClassDef) else "def",
-        )
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
+    found: list[_Definition] = []
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            kind = "class" if isinstance(node, ast.ClassDef) else "def"
+            found.append(_Definition(node.name, node.lineno, node.end_lineno or node.lineno, kind))
+        # Expressions, most of a file, define nothing.
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, part, ())
+            waiting += inner if isinstance(inner, list) else ()
+    return sorted(found, key=lambda definition: definition.line)
 
 
 def _near(path: str, wanted: list[str], new: list[_Definition], data: bytes | None) -> list[str]:
@@ -106,7 +117,9 @@ def _elsewhere(tree: Tree, folder: str, path: str, wanted: list[str]) -> list[st
         return []
     mentions = re.compile(rf"\b(class|def) ({'|'.join(wanted)})\b".encode())
     found = []
-    for file in sorted((tree.root / folder).rglob("*.py")):
+    beside = (tree.root / path).parent
+    files = (tree.root / folder).rglob("*.py")
+    for file in sorted(files, key=lambda file: (file.parent != beside, file)):
         place = file.relative_to(tree.root).as_posix()
         data = None if place == path else tree.read(place)
         if data and mentions.search(data):

@@ -20,8 +20,8 @@ from anchors.releases import known, wheels
 
 _VERSION = re.compile(r"\d+(\.\d+)+")
 _AT_ONCE = 8
-# What zipfile raises for damaged, encrypted or strangely packed archives.
-_NO_WHEEL = (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, zlib.error)
+#: What zipfile raises for damaged, encrypted or strangely packed archives.
+NO_WHEEL = (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _fetch(listed: list[wheels.Wheel], cache: Cache) -> list[Tree]:
         if not place.is_dir():
             try:
                 wheels.fetch(wheel, place)
-            except (wheels.WheelError, *_NO_WHEEL) as error:
+            except (wheels.WheelError, *NO_WHEEL) as error:
                 return Tree(wheel.version, None, f"{wheel.filename} could not be read: {error}")
             done.append(wheel.version)
             _progress(f"fetched {len(done)} of {len(missing)} releases")
@@ -163,7 +163,7 @@ def _from_path(path: Path, scratch: Path) -> Tree:
             wheels.unpack(archive, scratch, wheels.needed)
     except wheels.WheelError as error:
         return Tree(label, None, str(error))
-    except _NO_WHEEL as error:
+    except NO_WHEEL as error:
         return Tree(label, None, f"not a readable wheel: {error}")
     return _package(label, scratch)
 

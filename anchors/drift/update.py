@@ -17,8 +17,8 @@ import subprocess
 import sys
 
 from anchors.digests import TOOL_ROOT
-from anchors.drift import command, documents
-from anchors.drift.command import Entry
+from anchors.drift import causes, command, documents
+from anchors.drift.causes import Entry
 from anchors.drift.inventory import inventory
 from anchors.drift.verdict import APPLIES, DRIFTED, NOT_APPLICABLE, SUPERSEDED
 from anchors.engine.versions import version_key
@@ -78,14 +78,8 @@ def wanted(entries: list[Entry]) -> dict[str, str]:
 
 
 def rows(entries: list[Entry]) -> dict[str, dict[str, str]]:
-    """Release -> column -> verdict; a column drifted if any finding of it did."""
-    table: dict[str, dict[str, str]] = {}
-    for entry in entries:
-        row = table.setdefault(entry["tree"], {})
-        for finding in entry["findings"]:
-            if row.get(finding["id"]) != DRIFTED:
-                row[finding["id"]] = finding["verdict"]
-    return table
+    """Release -> column -> verdict."""
+    return {entry["tree"]: causes.row(entry) for entry in entries}
 
 
 def _check(entry: Entry, release: known.Release) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from anchors.drift.trees import Tree
 from anchors.engine import fences, native, platforms, requirements
 from anchors.engine.locate import locate, may_be_absent
+from anchors.engine.modules import unusable
 from anchors.engine.reading import Reading
 from anchors.engine.requirements import Requirement
 from anchors.errors import HotfixError
@@ -23,7 +24,10 @@ RUN_TIME = "run-time"
 
 @dataclass(frozen=True)
 class Finding:
-    """One anchor (or `run-time`) in one tree. `expected` and `found` are set where it drifted."""
+    """One anchor (or `run-time`) in one tree. `expected` and `found` are set where it drifted.
+
+    Findings of one `cause` say the same thing of the tree; "" is a cause of its own.
+    """
 
     id: str
     file: str
@@ -31,6 +35,7 @@ class Finding:
     detail: str = ""
     expected: str = ""
     found: str = ""
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def _assess(
     tree: Tree, root: Path, anchors: tuple[Anchor, ...], needs: tuple[Requirement, ...]
 ) -> Assessment:
     paths = dict.fromkeys(anchor.file for anchor in anchors)
-    stock = {path: fences.split(tree.read(path) or b"").stock for path in paths}
+    stock = {path: data for path in paths if (data := tree.read(path)) is not None}
     read = Reading(str(root), stock).read
     seen = native.assess(str(root), read, platforms.of(str(root)))
     if seen and seen.state in (SUPERSEDED, NOT_APPLICABLE):
@@ -91,7 +96,8 @@ def _assess(
         foreign = seen.state == "foreign"
         wanted = "text-only sources" if foreign else "the classes that this hotfix patches"
         findings = [
-            Finding(f.id, f.file, DRIFTED, seen.detail, wanted, seen.detail) for f in findings
+            Finding(f.id, f.file, DRIFTED, seen.detail, wanted, seen.detail, seen.detail)
+            for f in findings
         ]
     order = {anchor.id: place for place, anchor in enumerate(anchors)}
     findings.sort(key=lambda finding: order[finding.id])
@@ -107,15 +113,14 @@ def _file(
         if may_be_absent(anchors, tree.read(f"{native.PACKAGE}/__init__.py") or b"", there):
             why = "this release has no such file"
             return [Finding(a.id, path, NOT_APPLICABLE, why) for a in anchors]
-        return [
-            Finding(a.id, path, DRIFTED, "the file is missing", f"the file {path}", "no such file")
-            for a in anchors
-        ]
+        absent = ("the file is missing", f"the file {path}", "no such file", unusable(path))
+        return [Finding(a.id, path, DRIFTED, *absent) for a in anchors]
     try:
         located = locate(path, fences.split(data).stock, anchors)
     except HotfixError as error:
         cause = error.message.removesuffix(" Nothing was changed.")
-        return [Finding(a.id, path, DRIFTED, cause, "a Python file", cause) for a in anchors]
+        broken = (cause, "a Python file", cause, unusable(path))
+        return [Finding(a.id, path, DRIFTED, *broken) for a in anchors]
     return [_finding(anchor, outcome) for anchor, outcome in located.outcomes]
 
 
@@ -142,6 +147,7 @@ def _run_time(needs: requirements.Answer) -> list[Finding]:
             one.need,
             one.requirement.text,
             one.found,
+            one.cause,
         )
         for one in needs.lost
     ]

@@ -39,7 +39,7 @@ class Modules:
         module = self._module(name.files)
         shown = "vllm." + name.module.replace("/", ".")
         if module is None:
-            return f"{shown} is missing or does not parse"
+            return unusable(name.files[0])
         if name.owner is None:
             node = module.names.get(name.name)
             return _verdict(node, name, f"{shown} does not bind {name.name}", module)
@@ -93,6 +93,12 @@ class Modules:
             if node is not None:
                 return node
         return None
+
+
+def unusable(path: str) -> str:
+    """What is said of a module, `path` in the package, that is not there or cannot be read."""
+    shown = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return f"vllm.{shown}".rstrip(".") + " is missing or does not parse"
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,11 @@ class Missing:
         """What needs what, in the words that every verb uses."""
         return f"vision_exp/{self.requirement.used_by} needs {self.requirement.text}"
 
+    @property
+    def cause(self) -> str:
+        """What is gone, the same for all that needs it: of alternatives the newest place counts."""
+        return self.found.partition("; ")[0]
+
 
 @dataclass(frozen=True)
 class Answer:

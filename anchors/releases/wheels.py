@@ -59,6 +59,8 @@ _NEEDED = re.compile(
     re.VERBOSE,
 )
 
+_FINAL = re.compile(r"\d+(\.\d+)*(\.post\d+)?")
+
 
 class WheelError(Exception):
     """The index or a wheel could not be read. `hint` says what to run next."""
@@ -103,12 +105,19 @@ def key() -> str:
     return sha256("\n".join([_NEEDED.pattern, *sorted(asked())]).encode())[:8]
 
 
-def releases(project: str = "vllm", versions: Iterable[str] | None = None) -> tuple[Wheel, ...]:
-    """One wheel for each final release, oldest first. WheelError names a version not found."""
+def releases(
+    project: str = "vllm", versions: Iterable[str] | None = None, *, posts: bool = False
+) -> tuple[Wheel, ...]:
+    """One wheel for each final release, with `posts` also for repaired ones, oldest first.
+
+    Raises WheelError, which names a version that was not found.
+    """
     index = _pip_index()
     newest: dict[str, tuple[tuple[int, int], Wheel]] = {}
     for filename, url in _listed(index, project):
         found = _choice(project, filename, url)
+        if found and "post" in found[1].version and not posts:
+            continue
         if found and (found[1].version not in newest or found[0] > newest[found[1].version][0]):
             newest[found[1].version] = found
     wanted = sorted(newest, key=version_key) if versions is None else list(versions)
@@ -226,7 +235,7 @@ def _choice(project: str, filename: str, url: str) -> tuple[tuple[int, int], Whe
     parts = filename.removesuffix(".whl").split("-")
     if not filename.endswith(".whl") or len(parts) not in (5, 6):
         return None
-    if parts[0].replace("_", "-").lower() != project or not re.fullmatch(r"\d+(\.\d+)*", parts[1]):
+    if parts[0].replace("_", "-").lower() != project or not _FINAL.fullmatch(parts[1]):
         return None
     build = int(re.match(r"\d*", parts[2]).group() or 0) if len(parts) == 6 else 0  # type: ignore[union-attr]
     native = int(parts[-1].endswith(platform.machine()) or parts[-1] == "any")

@@ -12,8 +12,9 @@ import sources
 import vllm_rig
 import wheel_files
 
-from anchors.doctor import environment, flashinfer, machine
+from anchors.doctor import environment, machine
 from anchors.doctor.verdict import BROKEN, DEGRADED
+from anchors.releases import flashinfer
 
 #: Each FlashInfer that an official vLLM pins.
 PINNED = {

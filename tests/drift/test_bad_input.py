@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import http.server
 import os
 import shutil
@@ -16,7 +17,9 @@ from pathlib import Path
 import pytest
 from hotfix_rig import REPO
 
+from anchors.drift import command
 from anchors.drift.trees import Tree
+from anchors.errors import HotfixError
 from anchors.releases import known
 
 from .conftest import release, run
@@ -162,12 +165,32 @@ def test_an_index_without_ranges_gives_the_whole_wheel(index: str, tmp_path: Pat
     assert [path for path in WholeFiles.asked if path.endswith(".whl")]
 
 
-@pytest.mark.parametrize("name", ["repo rt.pdf", "r.html.gz", "r.json"])
-def test_a_report_whose_name_says_another_kind(tmp_path: Path, name: str) -> None:
-    code, result = run("latest", "--report", str(tmp_path / name))
+def test_a_report_whose_name_says_another_kind(tmp_path: Path) -> None:
+    code, result = run("latest", "--report", str(tmp_path / "repo rt.pdf"))
     assert code == 6
     assert "a report is Markdown or HTML. Nothing was judged." in result["error"]["message"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (".", "it is a folder"),
+        ("no folder/r.md", "there is no folder"),
+        ("made/r.md/x.md", "there is no folder"),
+        ("r.html.gz", "a report is Markdown or HTML"),
+        ("r.json", "a report is Markdown or HTML"),
+    ],
+)
+def test_a_report_that_cannot_be_written_is_refused_first(
+    tmp_path: Path, name: str, why: str
+) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "r.md").touch()
+    arguments = argparse.Namespace(report=[str(tmp_path / name)], trees=[])
+    with pytest.raises(HotfixError, match="Nothing was judged") as refused:
+        command.run(arguments)
+    assert (refused.value.exit_code, why in refused.value.message) == (6, True)
 
 
 def test_a_release_as_people_name_it() -> None:

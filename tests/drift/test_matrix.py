@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import sources
 
+from anchors.drift import causes
 from anchors.drift.trees import Cache, Tree
 from anchors.engine import requirements
 from anchors.engine.boundaries import BOUNDARIES
@@ -22,15 +23,8 @@ EXPECTED = json.loads((Path(__file__).parent / "expected.json").read_text())
 
 
 def words(result: dict) -> dict[str, dict[str, str]]:
-    """tree -> column -> verdict; a column drifted if any finding of it did."""
-    table: dict[str, dict[str, str]] = {}
-    for entry in result["trees"]:
-        row: dict[str, str] = {}
-        for finding in entry["findings"]:
-            if row.get(finding["id"]) != "drifted":
-                row[finding["id"]] = finding["verdict"]
-        table[entry["tree"]] = row
-    return table
+    """tree -> column -> verdict."""
+    return {entry["tree"]: causes.row(entry) for entry in result["trees"]}
 
 
 def tree(version: str) -> Tree:
@@ -95,7 +89,7 @@ def whole_wheel(folder: Path, version: str) -> Path:
     """A wheel file with a release's needed members."""
     path = folder / f"vllm-{version}-py3-none-any.whl"
     root = release(version)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for file in sorted(root.rglob("*")):
             if file.is_file():
                 archive.write(file, file.relative_to(root))
@@ -139,9 +133,9 @@ def test_a_checkout_is_judged_by_its_package_folder(tmp_path: Path) -> None:
     checkout = tmp_path / "fork"
     shutil.copytree(release("0.27.1"), checkout)
     (checkout / ".git").mkdir()
-    for path in (checkout, checkout / "vllm"):
-        _, result = run(str(path))
-        assert words(result)[str(path)] == EXPECTED["0.27.1"]
+    named = [str(checkout), str(checkout / "vllm")]
+    _, result = run(*named)
+    assert words(result) == dict.fromkeys(named, EXPECTED["0.27.1"])
 
 
 def test_verified_json_is_what_a_run_would_write() -> None:

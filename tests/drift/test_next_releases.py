@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from anchors.drift.causes import parts
 from anchors.releases import known
 
 from .conftest import edit_tree, run
@@ -39,7 +40,8 @@ def append(text: str) -> Callable[[str], str]:
 
 @dataclass(frozen=True)
 class Next:
-    """`drifted`: columns that must have drifted, all others not; `says`: text of the findings."""
+    """`drifted`: columns that must have drifted, all others not; `says`: text of the findings;
+    `findings`: how many of them there are, one for each cause."""
 
     name: str
     edits: dict[str, Callable[[str], str] | None]
@@ -47,6 +49,7 @@ class Next:
     says: tuple[str, ...] = ()
     base: str = NEWEST
     native: bool = field(default=False)
+    findings: int | None = None
 
 
 BASE_CLASS = r"(class DeepseekV4ForCausalLM\()"
@@ -73,18 +76,21 @@ CASES = (
         {MODEL: sub(r"\bDeepseekV4MoE\b", "DeepseekV4SparseExperts")},
         ("model-hook", "run-time"),
         ("top-level class DeepseekV4MoE", "class DeepseekV4SparseExperts (its body is nearly"),
+        findings=1,
     ),
     Next(
         "renamed config class",
         {CONFIG: sub(r"\bDeepseekV4Config\b", "DeepseekV4TextConfig")},
         ("config-hook", "run-time"),
         ("top-level class DeepseekV4Config", "DeepseekV4TextConfig"),
+        findings=1,
     ),
     Next(
         "moved file",
         {CONFIG: None, "transformers_utils/configs/deepseek/v4.py": append("pass\n")},
         ("config-hook", "run-time"),
         ("no such file",),
+        findings=1,
     ),
     Next(
         "class moved to another module",
@@ -94,12 +100,14 @@ CASES = (
         },
         ("model-hook", "run-time"),
         ("nvidia/layer.py:1: class DeepseekV4DecoderLayer",),
+        findings=1,
     ),
     Next(
         "router import dropped",
         {MODEL: sub(r"\bfused_topk_bias\b", "fused_topk")},
         ("model-hook", "run-time"),
         ("top-level import of fused_topk_bias", "0 of it"),
+        findings=1,
     ),
     Next(
         "gate suffix changed",
@@ -124,12 +132,14 @@ CASES = (
         {MTP: sub(r"def load_weights\b", "def read_weights")},
         ("mtp-bias-vl", "mtp-hook"),
         ("load_weights",),
+        findings=1,
     ),
     Next(
         "syntax error",
         {DSPARK: append("\ndef broken(:\n")},
         ("dspark-bias-vl", "dspark-hook"),
         ("does not parse",),
+        findings=1,
     ),
     Next(
         "file emptied", {MTP: lambda s: ""}, ("mtp-bias-vl", "mtp-hook", "run-time"), ("is empty",)
@@ -140,6 +150,7 @@ CASES = (
         {REGISTRY: sub(r"def inspect_model_cls\(", "def inspect_model_class(")},
         ("run-time",),
         ("inspect_model_cls", "nearest: inspect_model_class"),
+        findings=1,
     ),
     Next(
         "registry signature changed",
@@ -157,12 +168,14 @@ CASES = (
         {SCHEDULER: sub(r"\nclass Scheduler\(", "\nclass BaseScheduler(")},
         ("run-time",),
         ("has no Scheduler",),
+        findings=1,
     ),
     Next(
         "graph dispatcher moved",
         {DISPATCHER: None},
         ("run-time",),
         ("vllm.v1.cudagraph_dispatcher is missing",),
+        findings=1,
     ),
     Next(
         "scheduler signature changed",
@@ -287,14 +300,17 @@ def test_next_release(case: Next, judged: dict[str, tuple[dict, dict[str, str]]]
         return
     assert tuple(column for column, verdict in row.items() if verdict == "drifted") == case.drifted
     assert entry["verdict"] == ("drifted" if case.drifted else "applies")
+    findings = [f for f in entry["findings"] if f["verdict"] == "drifted"]
     told = "\n".join(
-        "\n".join([f["expected"], f["found"], f["detail"], *f["candidates"], f["diff"]])
+        "\n".join(part[key] for part in parts(f) for key in ("expected", "found", "detail"))
+        + "\n".join(["", *f["candidates"], f["diff"]])
         + f"\nsince {f['since']} applied in {f['last_good']}"
-        for f in entry["findings"]
-        if f["verdict"] == "drifted"
+        for f in findings
     )
+    if case.findings is not None:
+        assert len(findings) == case.findings, told
     for text in case.says:
         assert text in told, told
-    for finding in entry["findings"]:
-        if finding["verdict"] == "drifted":
-            assert finding["last_good"] == case.base
+    for finding in findings:
+        assert finding["last_good"] == case.base
+        assert f"python3 hotfix.py drift {entry['tree']}" in finding["next"]

@@ -19,17 +19,6 @@ def fetched(project: str, version: str, wanted: Callable[[str], bool]) -> Path:
     if not folder.is_dir():
         print(f"tests: fetching sources of {project} {version}", flush=True)
         with downloading():
-            wheels.fetch(_wheel(project, version), folder, wanted)
+            (wheel,) = wheels.releases(project, [version], posts=True)
+            wheels.fetch(wheel, folder, wanted)
     return folder
-
-
-def _wheel(project: str, version: str) -> wheels.Wheel:
-    if "post" not in version:
-        (found,) = wheels.releases(project, [version])
-        return found
-    # `releases` knows final releases alone.
-    name = f"{project.replace('-', '_')}-{version}-"
-    for filename, url in wheels._listed(wheels._pip_index(), project):
-        if filename.startswith(name) and filename.endswith(".whl"):
-            return wheels.Wheel(project, version, filename, url)
-    raise wheels.WheelError(f"The package index lists no wheel of {project} {version}")

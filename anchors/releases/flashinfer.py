@@ -14,13 +14,17 @@ from dataclasses import dataclass
 
 from anchors.digests import read_file
 
-_TABLE = "_DECODE_DSV4_DISPATCH"
+TABLE = "_DECODE_DSV4_DISPATCH"
 _PLACES = (
     "flashinfer/mla/_sparse_mla_sm120.py",
     "flashinfer/mla/_sparse_mla_sm120_plan.py",
     "flashinfer/mla/_sparse_mla_sm120/_policy.py",
 )
 _NAME = re.compile(r"flashinfer_python-([^-]+)\.dist-info")
+
+
+#: The module that vLLM and the start of this hotfix ask for the table.
+ASKED = "flashinfer/mla/_sparse_mla_sm120"
 
 
 @dataclass(frozen=True)
@@ -52,26 +56,42 @@ def installed(site_packages: str) -> FlashInfer:
     read = [source for source in sources if source is not None]
     values = [value for source in read if (value := _table(source)) is not None]
     if not values:
-        known = not read and os.path.isdir(os.path.join(site_packages, "flashinfer"))
+        # A table that moved to a new file is not known; one that never was has no file at all.
+        mla = os.path.join(site_packages, "flashinfer", "mla")
+        known = os.path.isdir(mla) and not any("_sm120" in name for name in os.listdir(mla))
         return FlashInfer(version, "none" if known or not version else "unknown")
     value = values[0]
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name)):
         return FlashInfer(version, "unknown")
     if value.func.id != "frozenset":
         # Asking it means importing FlashInfer: the start does.
-        return FlashInfer(version, "rule" if "Envelope" in value.func.id else "unknown")
+        return FlashInfer(version, "rule" if _is_asked(value.func.id, read) else "unknown")
     try:
         return FlashInfer(version, "pairs", frozenset(ast.literal_eval(value.args[0])))
     except (ValueError, TypeError, IndexError):
         return FlashInfer(version, "unknown")
 
 
+def _is_asked(name: str, sources: list[bytes]) -> bool:
+    """Whether `(heads, keys) in` an object of this class is a question that it answers."""
+    parsed = [node for source in sources for node in _body(source)]
+    return any(
+        isinstance(node, ast.ClassDef)
+        and node.name == name
+        and "__contains__" in {getattr(member, "name", "") for member in node.body}
+        for node in parsed
+    )
+
+
 def _table(source: bytes) -> ast.expr | None:
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError):
-        return None
-    for node in body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _TABLE:
+    for node in _body(source):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == TABLE:
             return node.value
     return None
+
+
+def _body(source: bytes) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return []
