@@ -15,6 +15,7 @@ BIDIRECTIONAL = "bidirectional"
 SWA = "vllm.v1.attention.backends.mla.sparse_swa"
 FLASHMLA = "vllm.models.deepseek_v4.nvidia.flashmla"
 FLASHINFER = "vllm.models.deepseek_v4.nvidia.flashinfer_sparse"
+B12X = "vllm.models.deepseek_v4.nvidia.b12x"  # in forks
 _RUNNERS = {
     "vllm.v1.worker.gpu_model_runner": "GPUModelRunner._build_attention_metadata",
     "vllm.v1.worker.gpu.model_runner": "GPUModelRunner.prepare_attn",
@@ -58,6 +59,8 @@ def _reason(vllm_config: Any) -> str | None:
         return None
     if name.startswith("DeepseekV4FlashInfer"):
         return flashinfer_reason(name, vllm_config)
+    if name == "DeepseekV4B12xMLAAttention":
+        return b12x_reason(importlib.import_module(B12X))
     return f"unknown-attention-class-{name}"
 
 
@@ -93,6 +96,14 @@ def has_attr(module: Any, name: str) -> bool:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found is not None
+
+
+def b12x_reason(module: Any) -> str | None:
+    """Why a fork's b12x attention cannot widen image rows, or None if it can."""
+    for name in ("_forward_prefill", "_reserve_dummy_compressed_mla_scratch"):
+        if not has_attr(module, f"DeepseekV4B12xMLAAttention.{name}"):
+            return f"b12x-attention-lacks-{name}"
+    return None
 
 
 def flashinfer_reason(class_name: str, vllm_config: Any) -> str | None:
