@@ -33,6 +33,8 @@ REQUIRES = (
     "query_start_loc, seq_lens, gather_lens, window_size, compress_ratio, topk, M, N), "
     "compute_global_topk_indices_and_lens(topk_indices, token_to_req_indices, block_table, "
     "block_size, is_valid_token)} since 0.24",
+    "vllm.models.deepseek_v4.nvidia.b12x:DeepseekV4B12xAttention.{"
+    "_forward_prefill(swa_metadata), _reserve_profile_workspace(q)} since 0.24 optional",
     "vllm.models.deepseek_v4.nvidia.b12x:DeepseekV4B12xMLAAttention.{"
     "_forward_prefill(swa_metadata), _reserve_dummy_compressed_mla_scratch(q)} since 0.24 optional",
     "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferMLAAttention._forward(q, "
@@ -201,10 +203,11 @@ def _forward_sm100(original: Callable[..., Any], layer: Any, **kwargs: Any) -> N
 
 
 def _wrap_b12x(module: ModuleType) -> None:
-    if support.b12x_reason(module) is None:
-        layer = module.DeepseekV4B12xMLAAttention
-        patching.wrap(layer, "_forward_prefill", _prefill_b12x)
-        patching.wrap(layer, "_reserve_dummy_compressed_mla_scratch", _reserve_b12x)
+    for name, reserve in support.B12X_RESERVES.items():
+        if support.b12x_reason(name, module) is None:
+            layer = getattr(module, name)
+            patching.wrap(layer, "_forward_prefill", _prefill_b12x)
+            patching.wrap(layer, reserve, _reserve_b12x)
 
 
 def _prefill_b12x(
