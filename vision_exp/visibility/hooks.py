@@ -203,11 +203,14 @@ def _forward_sm100(original: Callable[..., Any], layer: Any, **kwargs: Any) -> N
 
 
 def _wrap_b12x(module: ModuleType) -> None:
-    for name, reserve in support.B12X_RESERVES.items():
-        if support.b12x_reason(name, module) is None:
-            layer = getattr(module, name)
-            patching.wrap(layer, "_forward_prefill", _prefill_b12x)
-            patching.wrap(layer, reserve, _reserve_b12x)
+    if support.b12x_reason("DeepseekV4B12xMLAAttention", module) is None:
+        early = module.DeepseekV4B12xMLAAttention
+        patching.wrap(early, "_forward_prefill", _prefill_b12x)
+        patching.wrap(early, "_reserve_dummy_compressed_mla_scratch", _reserve_b12x)
+    if support.b12x_reason("DeepseekV4B12xAttention", module) is None:
+        late = module.DeepseekV4B12xAttention
+        patching.wrap(late, "_forward_prefill", _prefill_b12x)
+        patching.wrap(late, "_reserve_profile_workspace", _reserve_b12x)
 
 
 def _prefill_b12x(
