@@ -79,7 +79,7 @@ def install() -> None:
     patching.when_imported("vllm.v1.attention.backends.mla.sparse_swa", _wrap_builder)
     patching.when_imported("vllm.models.deepseek_v4.nvidia.flashmla", _wrap_flashmla)
     patching.when_imported("vllm.models.deepseek_v4.nvidia.flashinfer_sparse", _wrap_flashinfer)
-    patching.when_imported(support.B12X, _wrap_b12x)
+    patching.when_imported("vllm.models.deepseek_v4.nvidia.b12x", _wrap_b12x)
 
 
 # --- the order of requests in the batch, which metadata does not carry ----------------------------
