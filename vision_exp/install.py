@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
+import importlib.util
 import logging
 import os
+import re
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vision_exp import patching, settings
@@ -27,8 +29,9 @@ REQUIRES = (
 )
 
 FORCED_EPS = 1e-6
-# A fork's switch for the package b12x, whose kernel takes other values from this release on.
-_B12X, _B12X_ANY_EPS = "VLLM_USE_B12X_MHC", (1, 5, 1)
+# A fork's switch for a kernel of the package b12x, and where that says which values it takes.
+_B12X = "VLLM_USE_B12X_MHC"
+_B12X_TAKES = re.compile(r"^MHC_SUPPORTED_RMS_EPS\s*=\s*\(([\d.e+\-, ]*)\)", re.MULTILINE)
 
 # Order of installation. Each has an idempotent install() that wraps through vision_exp.patching.
 FEATURES = (
@@ -158,22 +161,32 @@ def prepare_config(config: Any) -> None:
 
 
 def _check_kept_eps(eps: float) -> None:
-    if os.environ.get(_B12X, "0") in ("", "0") or _b12x_release() >= _B12X_ANY_EPS:
+    if os.environ.get(_B12X, "0") in ("", "0"):
+        return
+    takes = _b12x_eps()
+    if eps in takes:
         return
     raise VisionConfigError(
         f"[vision-exp] {settings.RMS_NORM_EPS}=keep leaves rms_norm_eps={eps:g}, and {_B12X}=1 "
-        f"selects a kernel that takes {FORCED_EPS:g} only: the start is refused, nothing was "
-        f"changed. Unset {settings.RMS_NORM_EPS}, which makes it {FORCED_EPS:g}; or unset {_B12X}, "
-        "which keeps the checkpoint's value with vLLM's own kernel"
+        f"selects a kernel that takes {', '.join(f'{each:g}' for each in takes)} only: the start "
+        f"is refused, nothing was changed. Unset {settings.RMS_NORM_EPS}, which makes it "
+        f"{FORCED_EPS:g}; or unset {_B12X}, which keeps the checkpoint's value with vLLM's own "
+        "kernel"
     )
 
 
-def _b12x_release() -> tuple[int, ...]:
-    try:
-        found = importlib.metadata.version("b12x")
-    except importlib.metadata.PackageNotFoundError:
-        return ()
-    return tuple(int(part) for part in found.split("+")[0].split(".") if part.isdigit())
+def _b12x_eps() -> tuple[float, ...]:
+    """What the installed b12x's source says; it is read, as importing it would import torch."""
+    found = importlib.util.find_spec("b12x")
+    for folder in (found and found.submodule_search_locations) or ():
+        try:
+            source = Path(folder, "norm", "mhc", "_impl.py").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        said = _B12X_TAKES.search(source)
+        if said is not None:
+            return tuple(float(each) for each in said[1].split(",") if each.strip())
+    return (FORCED_EPS,)  # earlier releases say nothing, and take this alone
 
 
 @functools.cache

@@ -38,6 +38,10 @@ REQUIRES = (
     "query_start_loc, seq_lens, gather_lens, window_size, compress_ratio, topk, M, N), "
     "compute_global_topk_indices_and_lens(topk_indices, token_to_req_indices, block_table, "
     "block_size, is_valid_token)} since 0.24",
+    "vllm.models.deepseek_v4.nvidia.b12x:DeepseekV4B12xAttention.{"
+    "_forward_prefill(swa_metadata), _reserve_profile_workspace(q)} since 0.24 optional",
+    "vllm.models.deepseek_v4.nvidia.b12x:DeepseekV4B12xMLAAttention.{"
+    "_forward_prefill(swa_metadata), _reserve_dummy_compressed_mla_scratch(q)} since 0.24 optional",
     "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferMLAAttention._forward(q, "
     "kv_cache, swa_k_cache, swa_metadata, attn_metadata, output) since 0.24 optional",
     "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferSM120Attention.{"
@@ -81,6 +85,7 @@ def install() -> None:
     patching.when_imported("vllm.models.deepseek_v4.amd.rocm", _wrap_rocm)
     patching.when_imported("vllm.models.deepseek_v4.nvidia.flashmla", _wrap_flashmla)
     patching.when_imported("vllm.models.deepseek_v4.nvidia.flashinfer_sparse", _wrap_flashinfer)
+    patching.when_imported("vllm.models.deepseek_v4.nvidia.b12x", _wrap_b12x)
 
 
 # --- the order of requests in the batch, which metadata does not carry ----------------------------
@@ -229,3 +234,34 @@ def _forward_sm100(original: Callable[..., Any], layer: Any, **kwargs: Any) -> N
     if found is not None:
         flashinfer.attend_sm100(layer, found, **kwargs)
         _note(layer)
+
+
+def _wrap_b12x(module: ModuleType) -> None:
+    if support.b12x_reason("DeepseekV4B12xMLAAttention", module) is None:
+        early = module.DeepseekV4B12xMLAAttention
+        patching.wrap(early, "_forward_prefill", _prefill_b12x)
+        patching.wrap(early, "_reserve_dummy_compressed_mla_scratch", _reserve_b12x)
+    if support.b12x_reason("DeepseekV4B12xAttention", module) is None:
+        late = module.DeepseekV4B12xAttention
+        patching.wrap(late, "_forward_prefill", _prefill_b12x)
+        patching.wrap(late, "_reserve_profile_workspace", _reserve_b12x)
+
+
+def _prefill_b12x(
+    original: Callable[..., Any], layer: Any, *args: Any, swa_metadata: Any, **kwargs: Any
+) -> Any:
+    found = spans.get(swa_metadata)
+    if found is not None:
+        from vision_exp.visibility import b12x
+
+        swa_metadata = b12x.widened(found, swa_metadata)
+        _note(layer)
+    return original(layer, *args, swa_metadata=swa_metadata, **kwargs)
+
+
+def _reserve_b12x(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_vision_exp(layer.vllm_config.model_config.hf_config):
+        from vision_exp.visibility import b12x
+
+        layer = b12x.wide_layer(layer)
+    return original(layer, *args, **kwargs)

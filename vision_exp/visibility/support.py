@@ -33,6 +33,12 @@ _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
 }
+B12X = "vllm.models.deepseek_v4.nvidia.b12x"  # in forks
+#: Its attention class, by fork, and what reserves the kernel's scratch while vLLM profiles.
+B12X_RESERVES = {
+    "DeepseekV4B12xMLAAttention": "_reserve_dummy_compressed_mla_scratch",
+    "DeepseekV4B12xAttention": "_reserve_profile_workspace",
+}
 _RUNNERS = {
     "vllm.v1.worker.gpu_model_runner": "GPUModelRunner._build_attention_metadata",
     "vllm.v1.worker.gpu.model_runner": "GPUModelRunner.prepare_attn",
@@ -79,6 +85,8 @@ def _reason(vllm_config: Any) -> str | None:
         return None
     if name.startswith("DeepseekV4FlashInfer"):
         return flashinfer_reason(name, vllm_config)
+    if name in B12X_RESERVES:
+        return b12x_reason(name, importlib.import_module(B12X))
     return f"unknown-attention-class-{name}"
 
 
@@ -115,6 +123,14 @@ def has_attr(module: Any, name: str) -> bool:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found is not None
+
+
+def b12x_reason(class_name: str, module: Any) -> str | None:
+    """Why layers of a fork's b12x class cannot widen image rows, or None if they can."""
+    for name in ("_forward_prefill", B12X_RESERVES[class_name]):
+        if not has_attr(module, f"{class_name}.{name}"):
+            return f"b12x-attention-lacks-{name}"
+    return None
 
 
 def flashinfer_reason(class_name: str, vllm_config: Any) -> str | None:

@@ -1,0 +1,54 @@
+"""b12x (forks for GB10 and SM120): wider rows of window indices in a prefill with an image.
+
+Its `_forward_prefill` hands the kernel a matrix of cache slots with a length per row, and a second
+one of compressed keys. It plans the kernel's scratch from the widths of both, so wider rows need
+only be in the metadata. That scratch is reserved while vLLM profiles; nothing larger is had later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vision_exp.visibility import flashinfer, spans
+from vision_exp.visibility.spans import ImageVisibility
+
+
+@dataclass(frozen=True)
+class WideLayer:
+    """`layer`, as it looks to the function that reserves scratch for rows of `window_size` keys."""
+
+    layer: Any
+    window_size: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+
+def wide_layer(layer: Any) -> Any:
+    """`layer` with a window of all keys that an image row may have."""
+    tokens = layer.vllm_config.model_config.hf_config.vision_max_n_token
+    return WideLayer(layer, spans.widest(layer.window_size, tokens))
+
+
+def widened(visibility: ImageVisibility, swa_metadata: Any) -> Any:
+    """A copy of `swa_metadata` whose prefill rows name all keys that they see; once per step.
+
+    prefill_swa_indices: int32 (prefill rows, 1, width), cache slots, -1 where unused.
+    prefill_swa_lens: int32 (prefill rows,), the used columns. Rows outside images are as before.
+    """
+    if "b12x" not in visibility.cache:
+        slots, lens = flashinfer.slots(visibility, swa_metadata)
+        causal = swa_metadata.prefill_swa_indices
+        width = max(slots.shape[-1], causal.shape[-1])
+        rows = torch.nn.functional.pad(causal, (0, width - causal.shape[-1]), value=-1)
+        slots = torch.nn.functional.pad(slots, (0, width - slots.shape[-1]), value=-1)
+        rows = rows.index_copy(0, visibility.rows, slots.view(-1, *rows.shape[1:]))
+        counts = swa_metadata.prefill_swa_lens.index_copy(0, visibility.rows, lens)
+        visibility.cache["b12x"] = dataclasses.replace(
+            swa_metadata, prefill_swa_indices=rows, prefill_swa_lens=counts
+        )
+    return visibility.cache["b12x"]
