@@ -1,7 +1,7 @@
 """Fits a random checkpoint so that its answers depend on the picture, in closed form.
 
-``aligner.w2`` is a ridge regression from the aligner's rows to what each cell shows, laid onto a few
-orthogonal directions; attention is made sharper by scales; the output head is a ridge regression
+``aligner.w2`` is a ridge regression from the aligner's rows to what each cell shows, laid onto a
+few orthogonal directions; attention is made sharper by scales; the output head is a ridge regression
 from the last row to the answer, and from the row after it to the end token. Features come from the
 float32 reference in tests/gpu/reference, never from the code under test.
 """
@@ -26,7 +26,7 @@ from gpu.reference.lm import ReferenceLM
 from gpu.reference.vision import ReferenceVision
 
 RECIPE = "sees.json"
-#: rms of the directions that carry a cell's targets; presence over area is the last and the small one.
+#: rms of the directions that carry a cell's targets; the last, presence over area, is small.
 GAIN, SHARE_GAIN = 2.0, 20.0
 #: Keys are louder and what attention returns is quieter, so that small noise does not move it.
 KEY_SCALE, TEXT_SCALE = 3.0, 0.3
@@ -137,7 +137,7 @@ def read_recipe(folder: Path) -> tuple[Plan, dict]:
 
 
 def check_memory(folder: Path, device: str) -> None:
-    """Refuses before hours of swapping: four times the bytes of float32, as FP4 is half a byte."""
+    """TooLittleMemory where the float32 values of the folder may not fit."""
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     # FP4 grows eightfold, FP8 fourfold and BF16 twofold; a stack of experts is held twice.
     wanted = 8 * index["metadata"]["total_size"]
@@ -248,7 +248,7 @@ def answer_tokens() -> list[int]:
 
 
 def fit_head(model: ReferenceLM, eyes: Eyes, asked: Sequence[Asked], plan: Plan) -> torch.Tensor:
-    """(tokens, hidden) float32 rows of the head, of `answer_tokens`, rounded as the file has them."""
+    """(tokens, hidden) float32 rows of `answer_tokens`, rounded as the file has them."""
     tokens = answer_tokens()
     device = str(model.head.device)
     ridge = Ridge(model.head.shape[1], len(tokens), device)
@@ -351,6 +351,6 @@ def check(scores: dict[str, Score]) -> None:
     ]
     if poor or not scores:
         raise NotFitted(
-            f"the fit is no better than the commonest answer: {'; '.join(poor) or 'nothing asked'}; "
-            "nothing can be served from the folder; take more pictures or another seed"
+            "the fit is no better than the commonest answer: "
+            f"{'; '.join(poor) or 'nothing asked'}; nothing can be served from the folder; take more pictures or another seed"
         )

@@ -33,7 +33,7 @@ SIZES = ((392, 392), (448, 336), (336, 448), (504, 308))
 
 @dataclass(frozen=True)
 class Sight:
-    """One picture: ``colour`` a letter of `COLOURS`, ``cell`` 0 to 8 row by row, ``mask`` (h, w)."""
+    """One picture: ``colour`` is a letter, ``cell`` 0 to 8 row by row, ``mask`` bool (h, w)."""
 
     image: Image.Image
     mask: np.ndarray
