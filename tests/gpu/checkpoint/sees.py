@@ -1,9 +1,9 @@
 """Fits a random checkpoint so that its answers depend on the picture, in closed form.
 
 ``aligner.w2`` is a ridge regression from the aligner's rows to what each cell shows, laid onto a
-few orthogonal directions; attention is made sharper by scales; the output head is a ridge regression
-from the last row to the answer, and from the row after it to the end token. Features come from the
-float32 reference in tests/gpu/reference, never from the code under test.
+few orthogonal directions; attention is made sharper by scales; the output head is a ridge
+regression from the last row to the answer, and from the row after it to the end token. Features
+come from the float32 reference in tests/gpu/reference, never from the code under test.
 """
 
 from __future__ import annotations
@@ -350,7 +350,8 @@ def check(scores: dict[str, Score]) -> None:
         if not each.right > max(each.majority, each.guess) + MARGIN
     ]
     if poor or not scores:
+        figures = "; ".join(poor) or "nothing asked"
         raise NotFitted(
-            "the fit is no better than the commonest answer: "
-            f"{'; '.join(poor) or 'nothing asked'}; nothing can be served from the folder; take more pictures or another seed"
+            f"the fit is no better than the commonest answer: {figures}; nothing can be served "
+            "from the folder; take more pictures or another seed"
         )

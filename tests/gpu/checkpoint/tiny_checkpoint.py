@@ -85,7 +85,12 @@ def write(
     _check(config)
     folder.mkdir(parents=True, exist_ok=True)
     # The config first: what is cut off from here on is no checkpoint.
-    for old in ("config.json", "model.safetensors.index.json", *folder.glob("*.safetensors")):
+    for old in (
+        "config.json",
+        "sees.json",
+        "model.safetensors.index.json",
+        *folder.glob("*.safetensors"),
+    ):
         (folder / old).unlink(missing_ok=True)
     tiny_tokenizer.write(folder)
     shards = _shards(config)
@@ -136,7 +141,6 @@ def _fit(folder: Path, seed: int, device: str) -> None:
     # Needs transformers, which plain writing does not.
     from gpu.checkpoint import sees
 
-    (folder / sees.RECIPE).unlink(missing_ok=True)
     for name, found in sees.fit(folder, sees.Plan(seed=seed), device).items():
         print(f"{name}: {found.words()}, held out")
 
