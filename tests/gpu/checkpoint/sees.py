@@ -1,9 +1,11 @@
 """Fits a random checkpoint so that its answers depend on the picture, in closed form.
 
 ``aligner.w2`` is a ridge regression from the aligner's rows to what each cell shows, laid onto a
-few orthogonal directions; attention is made sharper by scales; the output head is a ridge
-regression from the last row to the answer, and from the row after it to the end token. Features
-come from the float32 reference in tests/gpu/reference, never from the code under test.
+few orthogonal directions, of which the loudest is what the answering row's queries look for;
+attention is made sharper by scales; the output head is a ridge regression from the last row to the
+answer, and from the row after it to the end token, with the rounding of FP8. Features come from the
+float32 reference in tests/gpu/reference, never from the code under test. Accuracy is that of what
+was written, read back from the folder.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from gpu.checkpoint import inplace
+from gpu.checkpoint import inplace, noise
 from gpu.checkpoint.ridge import NotFitted, Ridge
 from gpu.lib import sights
 from gpu.lib.accuracy import Score, score
@@ -26,6 +30,8 @@ from gpu.reference.lm import ReferenceLM
 from gpu.reference.vision import ReferenceVision
 
 RECIPE = "sees.json"
+#: What a cell is fitted to: coverage by colours and kinds, presence, presence over area.
+TARGETS = len(sights.COLOURS) + len(sights.KINDS) + 2
 #: rms of the directions that carry a cell's targets; the last, presence over area, is small.
 GAIN, SHARE_GAIN = 2.0, 20.0
 #: Keys are louder and what attention returns is quieter, so that small noise does not move it.
@@ -33,13 +39,13 @@ KEY_SCALE, TEXT_SCALE = 3.0, 0.3
 #: A power of two, which the exponents of FP8 blocks can take. The probe had a third.
 OUTPUT_SCALE = 0.25
 #: Penalties of the two fits, see `Ridge`; the end token needs the head's (a hundredth or more).
-ROW_STRENGTH, HEAD_STRENGTH = 1e-3, 1e-2
-#: Noise added to the head's rows, over a row's norm, standing for FP8 and FP4.
-NOISE = 0.05
+ROW_STRENGTH, HEAD_STRENGTH = 1e-3, 1e-1
 #: Logit of the right answer, so that rounding to bfloat16 does not decide.
 LOUDNESS = 20.0
 #: Held-out accuracy must be this far above always giving the commonest answer.
 MARGIN = 0.05
+#: Pictures of the controls, each of which runs the reference once more.
+CONTROL_PICTURES = 100
 
 
 class TooLittleMemory(MemoryError):
@@ -54,11 +60,14 @@ class Plan:
     fit: int = 1200
     held_out: int = 500
     sizes: tuple[tuple[int, int], ...] = sights.SIZES
-    batch: int = 16
+    batch: int = 32
 
     def pictures(self) -> list[Sight]:
         count = self.fit + self.held_out
-        return [sights.sight(number, self.seed, self.sizes) for number in range(count)]
+        with ThreadPoolExecutor(16) as pool:
+            return list(
+                pool.map(lambda number: sights.sight(number, self.seed, self.sizes), range(count))
+            )
 
     def split(self, pictures: Sequence[Sight]) -> tuple[list[Asked], list[Asked]]:
         """Questions to fit with, and held-out ones, of other pictures."""
@@ -89,15 +98,9 @@ def fit(folder: Path, plan: Plan, device: str) -> dict[str, Score]:
     pictures = plan.pictures()
     for_fit, held_out = plan.split(pictures)
     (folder / "config.json.fitting").write_text(text)
-    with _config_at(folder, text):
-        vision = ReferenceVision(folder, config, device=device)
-        fit_aligner(folder, vision, pictures, plan)
-        eyes = Eyes(vision, pictures)
-        model = ReferenceLM(folder, device=device, eps=config["rms_norm_eps"])
-        head = fit_head(model, eyes, for_fit, plan)
-        write_head(folder, head)
-        scores = scored(model, eyes, head, held_out, plan)
-        controls = controlled(model, eyes, head, held_out, plan)
+    with _config_at(folder, text), fast_matmul():
+        _fit(folder, config, pictures, for_fit, plan, device)
+        scores, controls = read_back(folder, config, pictures, held_out, plan, device)
         check(scores)
     recipe = {
         "plan": asdict(plan),
@@ -108,6 +111,52 @@ def fit(folder: Path, plan: Plan, device: str) -> dict[str, Score]:
     (folder / RECIPE).write_text(json.dumps(recipe, indent=1) + "\n")
     (folder / "config.json.fitting").rename(folder / "config.json")
     return scores
+
+
+def _fit(
+    folder: Path,
+    config: dict,
+    pictures: Sequence[Sight],
+    asked: Sequence[Asked],
+    plan: Plan,
+    device: str,
+) -> None:
+    """Writes the aligner's last matrix and the head."""
+    eyes = Eyes(ReferenceVision(folder, config, device=device), pictures)
+    model = ReferenceLM(folder, device=device, eps=config["rms_norm_eps"])
+    cells = fit_cells(eyes, plan)
+    hidden = len(eyes.vision.weights["aligner.w2.bias"])
+    lay(folder, eyes.vision, cells, directions(hidden, plan.seed))
+    lay(folder, eyes.vision, cells, directions(hidden, plan.seed, sought(model, eyes, asked)))
+    write_head(folder, fit_head(model, eyes, asked, plan))
+
+
+def read_back(
+    folder: Path,
+    config: dict,
+    pictures: Sequence[Sight],
+    asked: Sequence[Asked],
+    plan: Plan,
+    device: str,
+) -> tuple[dict[str, Score], dict[str, dict[str, float]]]:
+    """Scores of what the folder holds, with the rounding of FP8, and the controls' accuracies."""
+    eyes = Eyes(ReferenceVision(folder, config, device=device), pictures)
+    model = ReferenceLM(folder, device=device, eps=config["rms_norm_eps"])
+    with noise.quantised(model):
+        scores = scored(model, eyes, asked, plan)
+    few = [each for each in asked if max(each.sights) < plan.fit + CONTROL_PICTURES]
+    return scores, controlled(model, eyes, few, plan)
+
+
+@contextmanager
+def fast_matmul() -> Iterator[None]:
+    """TF32 on a GPU: a thousandth off, where FP8 serving is a hundredth off."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class _config_at:
@@ -171,29 +220,72 @@ def rescale(folder: Path, config: dict) -> None:
         inplace.replace(folder, name, inplace.read(folder, name).float() * OUTPUT_SCALE)
 
 
-def fit_aligner(
-    folder: Path, vision: ReferenceVision, pictures: Sequence[Sight], plan: Plan
-) -> None:
-    """Replaces ``aligner.w2`` and its bias, in the folder and in ``vision``."""
-    device = vision.embed.device
-    width = vision.weights["aligner.w2.weight"].shape[1]
-    side = vision.config["vision_patch_size"] * vision.config["vision_downsample_ratio"]
-    targets = len(sights.COLOURS) + len(sights.KINDS) + 2
-    ridge = Ridge(width + 1, targets, str(device))
-    for one in pictures[: plan.fit]:
-        patches = patches_of(one.image, vision.config)
-        rows = vision.features(patches.patches, patches.vit_grid)
+def fit_cells(eyes: Eyes, plan: Plan) -> torch.Tensor:
+    """(hidden + 1, targets) from the aligner's rows and a constant to what each cell shows."""
+    config, device = eyes.vision.config, str(eyes.vision.embed.device)
+    width = eyes.vision.weights["aligner.w2.weight"].shape[1]
+    side = config["vision_patch_size"] * config["vision_downsample_ratio"]
+    ridge = Ridge(width + 1, TARGETS, device)
+    for number in range(plan.fit):
+        rows = eyes.features(number)[0]
         rows = torch.cat((rows, rows.new_ones(len(rows), 1)), dim=1)
-        ridge.add(rows, torch.from_numpy(sights.coverage(one, side)))
-    found = ridge.solve(ROW_STRENGTH)
-    hidden = vision.weights["aligner.w2.weight"].shape[0]
-    generator = torch.Generator().manual_seed(plan.seed)
-    square = torch.randn(hidden, targets + 1, generator=generator)
-    directions = torch.linalg.qr(square).Q.to(device) * hidden**0.5
-    gains = torch.full((targets,), GAIN, device=device)
+        ridge.add(rows, torch.from_numpy(sights.coverage(eyes.pictures[number], side)))
+    return ridge.solve(ROW_STRENGTH)
+
+
+def directions(hidden: int, seed: int, sought: torch.Tensor | None = None) -> torch.Tensor:
+    """(hidden, targets + 1) of rms 1: one for each target, then the constant's.
+
+    The last target, presence over area, lies along ``sought`` and the constant partly against it,
+    so that the answering row reads the shape's cells and not the background's. The others are
+    orthogonal to both.
+    """
+    square = torch.randn(hidden, TARGETS + 1, generator=torch.Generator().manual_seed(seed))
+    if sought is None:
+        return torch.linalg.qr(square).Q * hidden**0.5
+    square[:, 0] = sought.cpu()
+    basis = torch.linalg.qr(square).Q * hidden**0.5
+    share = basis[:, :1] * torch.sign(basis[:, 0] @ sought.cpu())
+    constant = (basis[:, -1:] - share) * 0.5**0.5
+    return torch.cat((basis[:, 1:-1], share, constant), dim=1)
+
+
+def sought(model: ReferenceLM, eyes: Eyes, asked: Sequence[Asked]) -> torch.Tensor:
+    """(hidden,) of norm 1: the residual whose keys the answering row's queries score highest.
+
+    Of one prompt a question, over heads and layers. What turns with the position is left out.
+    """
+    rope = model.model.config.qk_rope_head_dim
+    found: list[torch.Tensor] = []
+    hooks = []
+    for layer in model.model.layers:
+
+        def keep(_m: object, _a: object, queries: torch.Tensor, layer: object = layer) -> None:
+            query = queries[0, :, -2].clone()  # (heads, dim) of the row that answers
+            query[:, -rope:] = 0
+            attention = layer.self_attn
+            key = (query * attention.kv_norm.weight).sum(0) @ attention.kv_proj.weight
+            key = key * layer.input_layernorm.weight
+            found.append(key / key.norm())
+
+        hooks.append(layer.self_attn.q_b_norm.register_forward_hook(keep))
+    try:
+        for question in {each.question.name for each in asked}:
+            model.last([eyes.prompt(next(e for e in asked if e.question.name == question))])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    whole = torch.stack(found).sum(0)
+    return whole / whole.norm()
+
+
+def lay(folder: Path, vision: ReferenceVision, cells: torch.Tensor, onto: torch.Tensor) -> None:
+    """Replaces ``aligner.w2`` and its bias, in the folder and in ``vision``."""
+    onto = onto.to(cells.device)
+    gains = torch.full((TARGETS,), GAIN, device=cells.device)
     gains[-1] = SHARE_GAIN
-    weight = directions[:, :-1] @ (found[:-1] * gains).T
-    bias = directions[:, :-1] @ (found[-1] * gains) + directions[:, -1]
+    weight = onto[:, :-1] @ (cells[:-1] * gains).T
+    bias = onto[:, :-1] @ (cells[-1] * gains) + onto[:, -1]
     for name, value in (("aligner.w2.weight", weight), ("aligner.w2.bias", bias)):
         inplace.replace(folder, name, value)
         # As the file rounds it.
@@ -214,15 +306,16 @@ class Eyes:
     ) -> None:
         self.vision, self.pictures = vision, pictures
         self.turned, self.rules = upside_down, {"permuted": permuted, "swapped": swapped}
-        self.rows: dict[int, tuple[torch.Tensor, tuple[int, int]]] = {}
+        self.kept: dict[int, tuple[torch.Tensor, tuple[int, int]]] = {}
 
-    def seen(self, number: int) -> tuple[torch.Tensor, tuple[int, int]]:
-        if number not in self.rows:
+    def features(self, number: int) -> tuple[torch.Tensor, tuple[int, int]]:
+        """What the aligner's last matrix is given, and the grid of cells."""
+        if number not in self.kept:
             image = self.pictures[number].image
             patches = patches_of(image.rotate(180) if self.turned else image, self.vision.config)
-            rows = self.vision.rows(patches.patches, patches.vit_grid)
-            self.rows[number] = (rows, patches.llm_grid)
-        return self.rows[number]
+            rows = self.vision.features(patches.patches, patches.vit_grid)
+            self.kept[number] = (rows, patches.llm_grid)
+        return self.kept[number]
 
     def batches(self, asked: Sequence[Asked], size: int) -> Iterator[tuple[list[Asked], list]]:
         """Questions of one wording and one size of picture together, with their answers' tokens."""
@@ -237,7 +330,10 @@ class Eyes:
 
     def prompt(self, asked: Asked) -> object:
         ids = [*sights.token_ids(asked), sights.token(asked.answer)]
-        images = [self.seen(number) for number in asked.sights]
+        images = []
+        for number in asked.sights:
+            rows, grid = self.features(number)
+            images.append((self.vision.aligned(rows), grid))
         return self.vision.expanded(ids, images, **self.rules)
 
 
@@ -252,16 +348,13 @@ def fit_head(model: ReferenceLM, eyes: Eyes, asked: Sequence[Asked], plan: Plan)
     tokens = answer_tokens()
     device = str(model.head.device)
     ridge = Ridge(model.head.shape[1], len(tokens), device)
-    generator = torch.Generator(device=device).manual_seed(plan.seed)
-    for part, prompts in eyes.batches(asked, plan.batch):
-        last = model.last(prompts)
-        places = [tokens.index(sights.token(each.answer)) for each in part]
-        ends = [len(tokens) - 1] * len(part)
-        for rows, wanted in ((last[:, -2], places), (last[:, -1], ends)):
-            noise = torch.randn(rows.shape, generator=generator, device=device)
-            noise *= NOISE * rows.norm(dim=1, keepdim=True) / rows.shape[1] ** 0.5
-            hot = torch.nn.functional.one_hot(torch.tensor(wanted), len(tokens))
-            ridge.add(rows + noise, hot)
+    with noise.quantised(model):
+        for part, prompts in eyes.batches(asked, plan.batch):
+            last = model.last(prompts)
+            places = [tokens.index(sights.token(each.answer)) for each in part]
+            ends = [len(tokens) - 1] * len(part)
+            for rows, wanted in ((last[:, -2], places), (last[:, -1], ends)):
+                ridge.add(rows, torch.nn.functional.one_hot(torch.tensor(wanted), len(tokens)))
     return (ridge.solve(HEAD_STRENGTH).T * LOUDNESS).bfloat16().float()
 
 
@@ -275,34 +368,31 @@ def write_head(folder: Path, head: torch.Tensor) -> None:
 def answered(
     model: ReferenceLM,
     eyes: Eyes,
-    head: torch.Tensor,
     asked: Sequence[Asked],
     plan: Plan,
     **rules: bool,
 ) -> tuple[list[Asked], list[int], list[bool]]:
     """The questions in the order they ran, the tokens given, and whether the end token follows."""
-    tokens = torch.tensor(answer_tokens())
     order: list[Asked] = []
     given: list[int] = []
     ended: list[bool] = []
     for part, prompts in eyes.batches(asked, plan.batch):
         last = model.last(prompts, **rules)
-        chosen = (last[:, -2:] @ head.T).argmax(-1).cpu()
+        chosen = (last[:, -2:] @ model.head.T).argmax(-1).cpu()
         order += part
-        given += tokens[chosen[:, 0]].tolist()
-        ended += (chosen[:, 1] == len(tokens) - 1).tolist()
+        given += chosen[:, 0].tolist()
+        ended += (chosen[:, 1] == sights.END_TOKEN).tolist()
     return order, given, ended
 
 
 def scored(
     model: ReferenceLM,
     eyes: Eyes,
-    head: torch.Tensor,
     asked: Sequence[Asked],
     plan: Plan,
     **rules: bool,
 ) -> dict[str, Score]:
-    order, given, _ = answered(model, eyes, head, asked, plan, **rules)
+    order, given, _ = answered(model, eyes, asked, plan, **rules)
     return by_question(order, given)
 
 
@@ -322,22 +412,18 @@ def by_question(order: Sequence[Asked], given: Sequence[int]) -> dict[str, Score
 
 
 def controlled(
-    model: ReferenceLM, eyes: Eyes, head: torch.Tensor, asked: Sequence[Asked], plan: Plan
+    model: ReferenceLM, eyes: Eyes, asked: Sequence[Asked], plan: Plan
 ) -> dict[str, dict[str, float]]:
     """Accuracy of the reference with one thing wrong, by control and question."""
     vision, pictures = eyes.vision, eyes.pictures
     wrong: dict[str, Callable[[], dict[str, Score]]] = {
-        "bias_vl off": lambda: scored(model, eyes, head, asked, plan, image_routing=False),
-        "causal spans": lambda: scored(model, eyes, head, asked, plan, visibility=False),
-        "not permuted": lambda: scored(
-            model, Eyes(vision, pictures, permuted=False), head, asked, plan
-        ),
+        "bias_vl off": lambda: scored(model, eyes, asked, plan, image_routing=False),
+        "causal spans": lambda: scored(model, eyes, asked, plan, visibility=False),
+        "not permuted": lambda: scored(model, Eyes(vision, pictures, permuted=False), asked, plan),
         "START and END swapped with pads": lambda: scored(
-            model, Eyes(vision, pictures, swapped=True), head, asked, plan
+            model, Eyes(vision, pictures, swapped=True), asked, plan
         ),
-        "upside down": lambda: scored(
-            model, Eyes(vision, pictures, upside_down=True), head, asked, plan
-        ),
+        "upside down": lambda: scored(model, Eyes(vision, pictures, upside_down=True), asked, plan),
     }
     return {name: {q: s.right for q, s in run().items()} for name, run in wrong.items()}
 

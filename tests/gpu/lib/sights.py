@@ -15,7 +15,9 @@ from PIL import Image
 PLACEHOLDER_ID = 129264
 #: Ids of the tokenizer's bytes begin here.
 FIRST_BYTE = 3
-END_TOKEN = 1
+BEGIN_TOKEN, END_TOKEN = 0, 1
+#: Of the test tokenizer: the turns, ``</think>`` and two newlines.
+USER_TOKEN, ASSISTANT_TOKEN, ANSWER_TOKEN, NEWLINES_TOKEN = 128803, 128804, 128799, 259
 COLOURS = {
     "r": (230, 25, 25),
     "g": (25, 200, 25),
@@ -53,9 +55,9 @@ class Question:
 
 
 QUESTIONS = (
-    Question("colour", "Which colour has the shape? ", "".join(COLOURS), 0.95),
-    Question("cell", "In which cell is it? ", "123456789", 0.85),
-    Question("which", "Which of the two is red? ", "FS", 0.90),
+    Question("colour", "WHICH COLOUR HAS THE SHAPE?", "".join(COLOURS), 0.95),
+    Question("cell", "IN WHICH CELL IS IT?", "123456789", 0.85),
+    Question("which", "WHICH OF THE TWO IS RED?", "FS", 0.90),
 )
 
 
@@ -125,11 +127,15 @@ def token(answer: str) -> int:
 
 
 def token_ids(asked: Asked) -> list[int]:
-    """Token ids of a prompt: a placeholder for each picture, a byte between, then the wording."""
-    ids = [FIRST_BYTE + ord(":")]
+    """Token ids that a chat request without thinking becomes: its pictures, then the wording.
+
+    Two newlines join the parts of a message. No merge of the test tokenizer has capital letters.
+    """
+    ids = [BEGIN_TOKEN, USER_TOKEN]
     for _ in asked.sights:
-        ids += [PLACEHOLDER_ID, FIRST_BYTE + ord(" ")]
-    return ids + [FIRST_BYTE + byte for byte in asked.question.wording.encode()]
+        ids += [PLACEHOLDER_ID, NEWLINES_TOKEN]
+    ids += [FIRST_BYTE + byte for byte in asked.question.wording.encode()]
+    return [*ids, ASSISTANT_TOKEN, ANSWER_TOKEN]
 
 
 def coverage(one: Sight, side: int) -> np.ndarray:
