@@ -33,6 +33,7 @@
 #   attention the tower's times with every kind of attention that the card has
 #   images    the first token of an image request and the image prefill alone (part of serving)
 #   vision    hidden states, server, tower and images: what a change of these needs
+#   sees      fit a checkpoint that sees, and what it answers; LIMIT= seconds for the answers
 #   two       two GPUs: tensor parallelism
 #   two_ranks two GPUs: two without the three minutes of requests
 #   two_tower two GPUs: both modes of the tower in milliseconds
@@ -49,7 +50,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 
 known=" setup patch warm first second kernels server figures table cache release serving tower images "
-known+="attention vision two two_ranks two_tower differ session beside_warm beside beside_start "
+known+="attention vision sees two two_ranks two_tower differ session beside_warm beside beside_start "
 refuse() {
     echo "$1; nothing was run" >&2
     echo "next: PIECES=DIR WORK=DIR OUT=DIR tests/gpu/run.sh STAGE...   (all, or some of:$known)" >&2
@@ -236,6 +237,8 @@ source "$here/stages_times.sh"
 source "$here/stages_two.sh"
 # shellcheck source=/dev/null
 source "$here/stages_beside.sh"
+# shellcheck source=/dev/null
+source "$here/stages_sees.sh"
 
 # Ends what runs, on the GPU too. SIGINT does not reach what runs in the background by itself.
 stopped() {

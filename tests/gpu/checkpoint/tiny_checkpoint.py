@@ -1,6 +1,6 @@
 """Writes a small, valid Vision-Exp checkpoint: real names, widths and dtypes, few layers, experts.
 
-    python tiny_checkpoint.py FOLDER [--seed N] [--text-only] [--vision-layers N]
+    python tiny_checkpoint.py FOLDER [--seed N] [--text-only] [--vision-layers N] [--sees]
 
 Random weights, the same for the same seed on any machine. A text-only checkpoint of the same seed
 has the same language model: its tensors are the vision checkpoint's without what vision adds.
@@ -85,7 +85,12 @@ def write(
     _check(config)
     folder.mkdir(parents=True, exist_ok=True)
     # The config first: what is cut off from here on is no checkpoint.
-    for old in ("config.json", "model.safetensors.index.json", *folder.glob("*.safetensors")):
+    for old in (
+        "config.json",
+        "sees.json",
+        "model.safetensors.index.json",
+        *folder.glob("*.safetensors"),
+    ):
         (folder / old).unlink(missing_ok=True)
     tiny_tokenizer.write(folder)
     shards = _shards(config)
@@ -132,6 +137,14 @@ def _json(path: Path, content: dict) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def _fit(folder: Path, seed: int, device: str) -> None:
+    # Needs transformers, which plain writing does not.
+    from gpu.checkpoint import sees
+
+    for name, found in sees.fit(folder, sees.Plan(seed=seed), device).items():
+        print(f"{name}: {found.words()}, held out")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -139,11 +152,15 @@ def main() -> int:
     parser.add_argument("--text-only", action="store_true")
     parser.add_argument("--vision-layers", type=int, default=2)
     parser.add_argument("--experts", type=int, default=32)
+    parser.add_argument("--sees", action="store_true", help="fit it, so that answers tell images")
+    parser.add_argument("--device", default="cuda", help="where --sees fits")
     args = parser.parse_args()
     layers = 0 if args.text_only else args.vision_layers
     try:
         write(args.folder, seed=args.seed, vision_layers=layers, experts=args.experts)
-    except (ValueError, OSError, SafetensorError) as error:
+        if args.sees:
+            _fit(args.folder, args.seed, args.device)
+    except (ValueError, OSError, MemoryError, SafetensorError) as error:
         print(f"no checkpoint was written to {args.folder}: {error}", file=sys.stderr)
         return 1
     return 0

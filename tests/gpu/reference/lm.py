@@ -102,11 +102,22 @@ class ReferenceLM:
         self, prompt: Prompt, *, visibility: bool = True, image_routing: bool = True
     ) -> Result:
         """Runs the prompt cold. The switches turn image rules off, to show that they matter."""
+        last = self.last([prompt], visibility=visibility, image_routing=image_routing)[0]
+        return Result(last, last @ self.head.T, self.experts)
+
+    @torch.inference_mode()
+    def last(
+        self, prompts: list[Prompt], *, visibility: bool = True, image_routing: bool = True
+    ) -> torch.Tensor:
+        """(prompts, n, hidden) after the final norm, of prompts of one length with equal spans."""
         device = self.head.device
-        count = prompt.ids.numel()
-        positions = torch.arange(count, device=device)[None]
-        embeds = prompt.embeds.to(device, torch.float32)[None]
-        self.image_rows = prompt.image_rows.to(device) & image_routing
+        prompt, count = prompts[0], prompts[0].ids.numel()
+        if any(each.ids.numel() != count or each.spans != prompt.spans for each in prompts):
+            raise ValueError("prompts of one batch must have one length and the same spans")
+        positions = torch.arange(count, device=device)[None].expand(len(prompts), -1)
+        embeds = torch.stack([each.embeds.to(device, torch.float32) for each in prompts])
+        rows = torch.cat([each.image_rows for each in prompts])
+        self.image_rows = rows.to(device) & image_routing
         self.experts = []
         model = self.model
         rope = {
@@ -116,18 +127,18 @@ class ReferenceLM:
         window = model.config.sliding_window
         mask = visible(count, window, prompt.spans if visibility else [], device)
         bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, float("-inf"))
+        ids = torch.stack([each.ids for each in prompts]).to(device)
         states = embeds.unsqueeze(2).repeat(1, 1, model.config.hc_mult, 1)
         for layer in model.layers:
             states = layer(
                 states,
-                input_ids=prompt.ids.to(device)[None],
+                input_ids=ids,
                 position_embeddings=rope,
                 position_ids=positions,
-                attention_mask=bias[None, None],
+                attention_mask=bias[None, None].expand(len(prompts), 1, -1, -1),
                 past_key_values=None,
             )
-        last = model.norm(model.hc_head(states))[0]
-        return Result(last, last @ self.head.T, self.experts)
+        return model.norm(model.hc_head(states))
 
 
 def visible(count: int, window: int, spans: list[tuple[int, int]], device: str) -> torch.Tensor:

@@ -41,6 +41,14 @@ class ReferenceVision:
     @torch.inference_mode()
     def rows(self, patches: torch.Tensor, vit_grid: tuple[int, int]) -> torch.Tensor:
         """Aligner output (llm_h * llm_w, hidden) in raster order of the LLM grid."""
+        return self.aligned(self.features(patches, vit_grid))
+
+    def aligned(self, features: torch.Tensor) -> torch.Tensor:
+        return self._linear("aligner.w2", features)
+
+    @torch.inference_mode()
+    def features(self, patches: torch.Tensor, vit_grid: tuple[int, int]) -> torch.Tensor:
+        """What the aligner's last matrix is given (llm_h * llm_w, hidden), in raster order."""
         weights, config = self.weights, self.config
         heads = config["vision_n_heads"]
         values = patches.to(self.embed.device).float().flatten(1)
@@ -59,10 +67,29 @@ class ReferenceVision:
             x = x + self._linear(f"{block}mlp.w2", F.silu(gate) * up)
         x = _rms(x, weights["vision.norm.weight"])
         merged = _merge(x, vit_grid, config["vision_downsample_ratio"])
-        return self._linear("aligner.w2", F.gelu(self._linear("aligner.w1", merged)))
+        return F.gelu(self._linear("aligner.w1", merged))
 
     def prompt(self, ids: list[int], images: list) -> Prompt:
         """Expands each placeholder id in ``ids`` by the next of ``images`` (patches and grids)."""
+        rows = [(self.rows(image.patches, image.vit_grid), image.llm_grid) for image in images]
+        return self.expanded(ids, rows)
+
+    def expanded(
+        self,
+        ids: list[int],
+        images: list[tuple[torch.Tensor, tuple[int, int]]],
+        *,
+        permuted: bool = True,
+        swapped: bool = False,
+    ) -> Prompt:
+        """`prompt` from aligned rows and their grids. The switches do what is wrong, as controls.
+
+        ``permuted`` False puts cells in raster order; ``swapped`` gives START and END the vector
+        of PAD, and PAD that of START.
+        """
+        learned = dict(_LEARNED)
+        if swapped:
+            learned |= {START: "image_pad", END: "image_pad", PAD: "image_start"}
         tokens: list[int] = []
         rows: list[torch.Tensor] = []
         spans: list[tuple[int, int]] = []
@@ -72,14 +99,14 @@ class ReferenceVision:
                 tokens.append(token)
                 rows.append(self.embed[token][None])
                 continue
-            image = queue.pop(0)
+            cells, grid = queue.pop(0)
             start = len(tokens)
-            types, shown = block_of(image.llm_grid, start)
+            types, shown = block_of(grid, start)
             kinds = torch.tensor(types, device=self.embed.device)
             values = torch.empty(len(types), self.embed.shape[1], device=self.embed.device)
-            for kind, name in _LEARNED.items():
+            for kind, name in learned.items():
                 values[kinds == kind] = self.weights[name]
-            values[kinds == IMAGE] = self.rows(image.patches, image.vit_grid)[shown]
+            values[kinds == IMAGE] = cells[shown] if permuted else cells
             tokens += [SENTINEL_FIRST + kind for kind in types]
             rows.append(values)
             spans.append((start + 3 - start % 4, len(tokens) - 1))
