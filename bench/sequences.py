@@ -21,7 +21,7 @@ from reporting import machine  # noqa: E402
 from vllm_rig import RELEASES, run_child, tree  # noqa: E402
 
 CHILD = ROOT / "tests" / "vision_exp" / "engine" / "in_vllm" / "child_sequences.py"
-KINDS = {"lru": 0.5, "shm": 0.3, "none": 0.1, "several": 0.1}
+KINDS = {"lru": 0.5, "shm": 0.3, "none": 0.1, "several": 0.05, "ranks": 0.05}
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
 """Random sequences of requests on the vLLM release that is first on PYTHONPATH (sequences.py).
 
 Takes how many on each kind of server: `lru=15 shm=15 none=2 several=2`. `none` has caches of size
-0; `several` is one of several API servers; `offline` is `LLM`, with checks of its own.
+0; `several` is one of several API servers; `ranks` has two engines (internal data parallelism);
+`offline` is `LLM`, with checks of its own.
 
 Prints one JSON object as its last line: kind -> null, or the traceback.
 """
@@ -33,18 +34,33 @@ import sequences
 ROOM = 2.5
 
 
+def check_no_second_cache(folder: Path) -> None:
+    """Two engines behind one API server: vLLM makes no cache in them, and so we mirror none."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY as REGISTRY
+
+    for kind in ("lru", "shm"):
+        config = rig_server.config(folder, ROOM, kind, data_parallel_size=2)
+        assert REGISTRY.engine_receiver_cache_from_config(config) is None
+        assert REGISTRY.worker_receiver_cache_from_config(config, None) is None
+        assert REGISTRY.processor_cache_from_config(config).sender is None
+
+
 def run(folder: Path, kind: str, count: int) -> None:
     if kind == "offline":
         failed_answers.check_offline(folder)
         return
     cached = kind if kind in ("lru", "shm") else "lru"
-    config = rig_server.config(folder, 0 if kind == "none" else ROOM, cached)
+    more = {"data_parallel_size": 2} if kind == "ranks" else {}
+    config = rig_server.config(folder, 0 if kind == "none" else ROOM, cached, **more)
     if kind == "several":
+        check_no_second_cache(folder)
         config.parallel_config._api_process_count = 2
     with rig_server.running(config) as server:
         sequences.check_each(server)
         failed_answers.check_apis(server)
         sequences.run(server, count)
+        if kind == "ranks":
+            sequences.check_ranks(server)
 
 
 def main() -> None:

@@ -51,11 +51,11 @@ def arguments(folder: Path, images: float, kind: str) -> dict[str, Any]:
     }
 
 
-def config(folder: Path, images: float, kind: str) -> Any:
-    """A server's config, of these arguments."""
+def config(folder: Path, images: float, kind: str, **more: Any) -> Any:
+    """A server's config, of these arguments and `more` of vLLM's."""
     from vllm.engine.arg_utils import EngineArgs
 
-    made = EngineArgs(**arguments(folder, images, kind)).create_engine_config()
+    made = EngineArgs(**arguments(folder, images, kind), **more).create_engine_config()
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = FORK
     made.scheduler_config.async_scheduling = False
     return made
@@ -98,9 +98,19 @@ class Server(rig_http.Api):
         """The front end's cache."""
         return self.engine.renderer.mm_processor_cache
 
+    def states(self) -> list[dict[str, Any]]:
+        """What `state_of_core` says in the process of each engine core."""
+        client = self.engine.engine_core
+        ask = client._call_utility_async
+        return [self.call(ask("state_of_core", engine=one)) for one in client.core_engines]
+
     def state(self) -> dict[str, Any]:
-        """What `state_of_core` says in the engine core's process."""
-        return self.call(self.engine.engine_core.call_utility_async("state_of_core"))
+        """The same of all engine cores together; images: of one that is the only one."""
+        first, *others = self.states()
+        for other in others:
+            assert other["images"] is None, "each of several engines has a cache of its own"
+            first = {name: first[name] + other[name] for name in ("requests", "held", "failed")}
+        return {"images": None, **first}
 
     def break_images(self, *numbers: int) -> None:
         """Let the tower fail on these sample images, and on no others."""
@@ -133,6 +143,7 @@ def state_of_core(core: Any) -> dict[str, Any]:
         "requests": list(core.scheduler.requests),
         "held": manager.cache_size - manager.num_freeable_slots,
         "failed": core.model_executor.collective_rpc("left")[0],
+        "encoded": len(manager.cached),
     }
 
 

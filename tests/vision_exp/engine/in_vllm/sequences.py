@@ -112,6 +112,14 @@ def check_each(server: Server) -> None:
         check_nothing_left(server)
 
 
+def check_ranks(server: Server) -> None:
+    """Neither side has a second cache, and both engines have had requests with images."""
+    assert server.images.sender is None
+    states = server.states()
+    assert len(states) == 2 and all(one["images"] is None for one in states), states
+    assert all(one["encoded"] for one in states), states
+
+
 def check_nothing_left(server: Server) -> None:
     """Both caches hold the same, and nothing refers to what has ended."""
     wait_for(lambda: not server.state()["requests"], "idle")

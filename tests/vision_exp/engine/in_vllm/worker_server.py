@@ -31,6 +31,9 @@ class Worker(worker_failures.Worker):
             output.logprobs = logprobs(states, output.sampled_token_ids)
         return output
 
+    def execute_dummy_batch(self) -> None:
+        pass  # what an engine runs while another one has requests
+
     def reset_mm_cache(self) -> None:
         pass  # the runner's own is for profiling
 
