@@ -79,12 +79,10 @@ MINDS = {
     "always thinks": "reasoning in place of content, whatever it is asked",
 }
 FRENCH = dict(zip(images.COLOURS, ["rouge", "vert", "bleu", "jaune", "noir", "blanc"], strict=True))
-#: Set once a request hangs when co-batched.
-HANGING = threading.Event()
+#: HANGING: set once a request hangs when co-batched. BUSY: set by a test.
+HANGING, BUSY = threading.Event(), threading.Event()
 #: Seconds within which requests that were sent together arrive, on a busy machine too.
 MEETING = 0.15
-#: Set by a test.
-BUSY = threading.Event()
 TOKENS = [chr(letter) for letter in range(ord("A"), ord("z") + 1)]
 
 
@@ -127,8 +125,7 @@ class Model:
         self.random = random.Random(7)
         self.lock = threading.Lock()
         self.inside: list[Image.Image] = []
-        self.broken = self.crowded = False
-        self.visitors = self.streams = 0
+        self.broken, self.crowded, self.visitors, self.streams = False, False, 0, 0
         self.cache: dict[str, str] = {}
 
     def answer(self, body: dict[str, Any]) -> Reply:

@@ -100,9 +100,8 @@ def test_random_weights_skip_content_and_say_so(
 def test_a_server_that_shows_nothing_passes_no_comparison(mind: str, tmp_path: Path) -> None:
     with fake_server.serving(trained=False, mind=mind) as url:
         code, states, found = _states(url, tmp_path)
-    assert {
-        name for name, state in states.items() if state == "passed"
-    } == STATUS_CHECKS | NO_ANSWERS
+    passed = {name for name, state in states.items() if state == "passed"}
+    assert passed == STATUS_CHECKS | NO_ANSWERS
     assert set(states.values()) == {"passed", "skipped"}
     assert code == 0
     for check in found["checks"]:
@@ -185,30 +184,6 @@ def test_what_a_stream_told_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
         assert cut.error == error
         if not error:  # after which nothing is read
             assert cut.ended.startswith(ended) and bool(cut.ended) == bool(ended)
-
-
-@pytest.mark.parametrize(
-    ("fault", "why"),
-    [
-        ("no gauges", "--disable-log-stats"),
-        ("never at rest", "other clients' requests"),
-        ("paths count", "HTTP 404"),
-        ("short streams", "nothing was hung up on"),
-    ],
-)
-def test_what_is_left_is_judged_only_where_it_shows(fault: str, why: str) -> None:
-    with fake_server.serving(fault) as url:
-        found = _run("what cancelled requests leave", url)
-    assert found["state"] == "skipped" and why in found["detail"], found
-
-
-def test_what_is_left_is_named() -> None:
-    with fake_server.serving("cancelled requests run on") as url:
-        found = _run("what cancelled requests leave", url)
-    assert found["detail"].startswith("left: running, KV cache in use; running 0 and "), found
-    with fake_server.serving() as url:
-        found = _run("what cancelled requests leave", url)
-    assert found["detail"].startswith("running 0 and 0, waiting 0 and 0"), found
 
 
 def test_a_thinking_server_is_asked_not_to_think(tmp_path: Path) -> None:
