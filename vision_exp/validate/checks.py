@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from vision_exp.validate import images
+from vision_exp.validate import images, metrics
 from vision_exp.validate.client import BUSY, COUNT, Answer, Client, Content, Refused, at_once
 from vision_exp.validate.images import COLOURS, NAME_COLOUR, colours_named, disc, part, shows
 from vision_exp.validate.judge import Good, Noise, Reference, Verdict, all_same, both
@@ -212,11 +212,10 @@ async def unaccepted(session: Session) -> Verdict:
 
 async def system_image(session: Session) -> Verdict:
     """Images belong to user messages; elsewhere they are an error, not a silent drop."""
-    said = {"system": [part(disc("red", 120))], "user": "Hello"}
-    messages = [{"role": role, "content": content} for role, content in said.items()]
+    image = {"role": "system", "content": [part(disc("red", 120))]}
+    messages = [image, {"role": "user", "content": "Hello"}]
     status = (await session.attempt([], messages=messages)).status
-    what = "the status of an image in a system message against 400"
-    return Verdict(status == 400, what, f"HTTP {status}")
+    return Verdict(status == 400, "an image in a system message against 400", f"HTTP {status}")
 
 
 async def accepted(session: Session, made: Callable[[], Iterator[images.Sample]]) -> Verdict:
@@ -291,6 +290,7 @@ CHECKS = (
     Check("images in another order", reordered),
     Check("a prefix fork", prefix_fork, "warm_reason"),
     Check("a cancelled request", partial(undisturbed, colour="black", disturb=hang_up)),
+    Check("what cancelled requests leave", partial(metrics.left, disturb=hang_up)),
     Check("a bad image, then a good one", partial(undisturbed, colour="white", disturb=send_bad)),
     Check("an image after a request that ended early", unaccepted),
     Check("an image in a system message", system_image),

@@ -35,6 +35,15 @@ class Mirror:
         self.held[key] = item
         return item
 
+    def clear_cache(self) -> None:
+        self.held.clear()
+
+    def invalidate(self, key: str) -> None:
+        del self.held[key]
+
+    def close(self) -> None:
+        self.held = {"closed": None}
+
 
 @dataclass
 class Feature:
@@ -96,6 +105,29 @@ def test_an_image_that_its_own_request_evicts_is_sent() -> None:
     client = Client()
     client.send("a", "b")
     assert client.send("c", "d", "a") == ["pixels", "pixels", "pixels"]
+
+
+def test_what_a_request_has_is_the_last_to_be_evicted() -> None:
+    client = Client()
+    client.send("a", "b")
+    assert client.send("c", "a") == ["pixels", None]
+
+
+def test_what_is_cleared_or_was_never_there_is_sent_again() -> None:
+    client = Client()
+    images, engine = client.images, client.engine
+    images.get_and_update_item(("pixels", []), "a")
+    client.send("a")
+    images.clear_cache()
+    engine.clear_cache()
+    assert images.is_cached(["a"]) == [False]
+    assert client.send("a", "b") == ["pixels", "pixels"]
+    images.invalidate("a")
+    engine.invalidate("a")
+    assert client.send("a") == ["pixels"]
+    images.close()
+    for cache in (images.prepared, images.sender):
+        assert cache.held == {"closed": None}  # type: ignore[union-attr]
 
 
 def test_processing_changes_nothing_at_the_engine() -> None:

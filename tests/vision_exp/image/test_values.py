@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sample_images import noise
 
 from vision_exp.image.convert import to_rgb
-from vision_exp.image.values import image_of
+from vision_exp.image.values import image_of, to_bytes
 
 BYTES = np.arange(256, dtype=np.uint8).reshape(16, 16)
 
@@ -28,6 +28,16 @@ def test_fractions_of_255_give_the_bytes_back(dtype) -> None:
 @pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.int64, np.float16, np.float64])
 def test_bytes_of_another_type_stay(dtype) -> None:
     assert np.array_equal(shown(BYTES.astype(dtype))[..., 1], BYTES)
+
+
+def test_black_and_white_are_that() -> None:
+    assert shown(np.array([[False, True]]))[0, :, 0].tolist() == [0, 255]
+
+
+def test_a_dark_part_has_the_scale_of_its_image() -> None:
+    part = np.array([[0, 255, 256]], np.uint16)
+    assert to_bytes(part[:, :2], 0, 65535, 65535).tolist() == [[0, 0]]
+    assert to_bytes(part, 0, 256, 65535).tolist() == [[0, 0, 1]]
 
 
 def test_a_gradient_of_16_bit_stays_a_gradient() -> None:

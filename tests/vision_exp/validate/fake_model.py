@@ -36,6 +36,7 @@ FAULTS = {
     "error in the stream": "a cancelled request",
     "reply not streamed": "a cancelled request",
     "stream cut off": "a cancelled request",
+    "cancelled requests run on": "what cancelled requests leave",
     "bad image is 500": "a bad image, then a good one",
     "system image taken": "an image in a system message",
     "wide refused": "images of all shapes",
@@ -58,6 +59,8 @@ OTHER_FAULTS = {
     "no prefill": "the first token comes at once",
     "few alternatives": "no more than five alternatives a token",
     "strict": "no fields but OpenAI's",
+    "no gauges": "/metrics has none of vLLM's",
+    "never at rest": "another client's request waits all the time",
     "no model": "/models lists none",
     "paths count": "nothing is served outside /v1",
     "no usage": "replies without usage",
@@ -76,12 +79,10 @@ MINDS = {
     "always thinks": "reasoning in place of content, whatever it is asked",
 }
 FRENCH = dict(zip(images.COLOURS, ["rouge", "vert", "bleu", "jaune", "noir", "blanc"], strict=True))
-#: Set once a request hangs when co-batched.
-HANGING = threading.Event()
+#: HANGING: set once a request hangs when co-batched. BUSY: set by a test.
+HANGING, BUSY = threading.Event(), threading.Event()
 #: Seconds within which requests that were sent together arrive, on a busy machine too.
 MEETING = 0.15
-#: Set by a test.
-BUSY = threading.Event()
 TOKENS = [chr(letter) for letter in range(ord("A"), ord("z") + 1)]
 
 
@@ -108,10 +109,10 @@ class Reply:
         }
 
 
+@dataclass
 class Failure(Exception):
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status = status
+    status: int
+    words: str
 
 
 class Model:
@@ -124,8 +125,7 @@ class Model:
         self.random = random.Random(7)
         self.lock = threading.Lock()
         self.inside: list[Image.Image] = []
-        self.broken = self.crowded = False
-        self.visitors = 0
+        self.broken, self.crowded, self.visitors, self.streams = False, False, 0, 0
         self.cache: dict[str, str] = {}
 
     def answer(self, body: dict[str, Any]) -> Reply:

@@ -35,6 +35,19 @@ def spoil(body: dict[str, Any], drop: bool) -> None:
             )
 
 
+def metrics(model: Model) -> str:
+    """In the text that vLLM writes for Prometheus, of two engines."""
+    values = {"running": model.streams, "waiting": int(model.fault == "never at rest")}
+    names = {f"num_requests_{name}": value for name, value in values.items()}
+    names |= {"kv_cache_usage_perc": model.streams / 64, "mm_cache_queries_total": 9}
+    lines = [
+        f'vllm:{name}{{engine="{engine}",model_name="a{{}} b"}} {float(value if engine else 0)}'
+        for name, value in names.items()
+        for engine in (0, 1)
+    ]
+    return "\n".join(["# TYPE x gauge", *([] if model.fault == "no gauges" else lines), ""])
+
+
 @contextmanager
 def serving(
     fault: str = "", *, trained: bool = True, mind: str = "", name: str = NAME
@@ -48,6 +61,9 @@ def serving(
         def do_GET(self) -> None:
             if model.fault == "paths count" and not self.path.startswith("/v1/"):
                 self.reply(404, {"detail": "Not Found"})
+                return
+            if self.path == "/metrics":
+                self.reply(200, metrics(model))
                 return
             names = [{"id": name}]
             self.reply(200, {"data": [] if model.fault == "no model" else names})
@@ -69,7 +85,7 @@ def serving(
             try:
                 answer = model.answer(body)
             except Failure as error:
-                self.reply(error.status, {"error": str(error)})
+                self.reply(error.status, {"error": error.words})
                 return
             if body.get("stream") and model.fault != "reply not streamed":
                 self.stream()
@@ -90,6 +106,7 @@ def serving(
                 self.wfile.write(b'data: {"error": {"message": "no"}}\n\ndata: [DONE]\n\n')
                 return
             pieces = 2 if model.fault == "short streams" else 100
+            model.streams += 1
             try:
                 self.piece({"role": "assistant", "content": ""})
                 time.sleep(0 if model.fault == "no prefill" else 0.3)
@@ -100,7 +117,9 @@ def serving(
                     time.sleep(0 if model.fault == "short streams" else 0.01)
                 self.wfile.write(b"data: [DONE]\n\n")
             except OSError:
-                return
+                model.streams += model.fault == "cancelled requests run on"
+            finally:
+                model.streams -= 1
 
         def piece(self, delta: dict[str, Any]) -> None:
             event = {"choices": [{"delta": delta, "finish_reason": None}]}

@@ -214,13 +214,32 @@ def check_http_failed_image(api: Api) -> None:
         body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}}
         code, answer = api.post("/inference/v1/generate", body)
         assert code == 500, answer
+        broken_events(api.text("/inference/v1/generate", {**body, "stream": True}))
         messages = {"model": api.model, "max_tokens": 1, "messages": [{**ASK}], "stream": True}
         events = api.text("/v1/messages", messages)
         assert "event: error" in events and "end_turn" not in events, events
+        completions_fail(api)
     finally:
         api.core.failure = None
+    assert api.client.completions.create(model=api.model, prompt="a").choices[0].text
     assert api.chat([USER]).choices[0].finish_reason == "length"
     assert [c.choices[0].finish_reason for c in api.chat([USER], stream=True)][-1] == "length"
+
+
+def completions_fail(api: Api) -> None:
+    """/v1/completions takes no images, but the engine can end its requests with an error too."""
+    complete = api.client.completions.create
+    for prompt, n in (("a", 1), ([5, 6], 2), (["a", "b"], 1)):
+        asked: Any = {"model": api.model, "prompt": prompt, "n": n, "max_tokens": 1}
+        answered_500(lambda a=asked: complete(**a))
+        broken_stream(lambda a=asked: complete(**a, stream=True))
+        broken_events(api.text("/v1/completions", {**asked, "stream": True}))
+
+
+def broken_events(text: str) -> None:
+    """A stream that tells the cause, and no finish reason of an answer."""
+    assert '"error"' in text and "an image cannot be encoded" in text, text
+    assert 'finish_reason":"' not in text.replace(" ", ""), text
 
 
 def answered_500(action: Any) -> None:

@@ -57,6 +57,8 @@ def run(folder: Path, kind: str, count: int) -> None:
         config.parallel_config._api_process_count = 2
     with rig_server.running(config) as server:
         sequences.check_each(server)
+        if kind == "lru":
+            sequences.check_metrics(server)
         failed_answers.check_apis(server)
         sequences.run(server, count)
         if kind == "ranks":

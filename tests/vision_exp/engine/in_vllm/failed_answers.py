@@ -39,6 +39,7 @@ def check_apis(server: Server) -> None:
             told(lambda t=turn, n=n: list(server.chat(t, n=n, stream=True)), openai.APIError)
         responses(server)
         anthropic_messages(server)
+        token_ids(server)
     finally:
         server.break_images()
     assert first_token(server, [BAD]) == fresh
@@ -63,6 +64,17 @@ def anthropic_messages(server: Server) -> None:
     options: Any = {"model": server.model, "max_tokens": 2, "messages": turn}
     told(lambda: client.messages.create(**options), anthropic.APIError)
     told(lambda: list(client.messages.create(**options, stream=True)), anthropic.APIError)
+
+
+def token_ids(server: Server) -> None:
+    """The endpoint that takes a rendered prompt, images included."""
+    turn = {"model": server.model, "messages": messages([BAD]), "max_tokens": 1}
+    code, rendered = server.post("/v1/chat/completions/render", turn)
+    assert code == 200, rendered
+    code, answer = server.post("/inference/v1/generate", rendered)
+    assert code == 500 and CAUSE in answer, (code, answer)
+    text = server.text("/inference/v1/generate", {**rendered, "stream": True})
+    assert '"error"' in text and CAUSE in text, text
 
 
 def check_offline(folder: Path) -> None:

@@ -169,7 +169,7 @@ def running(vllm_config: Any) -> Iterator[Server]:
     ready = threading.Event()
 
     async def serve(sock: socket.socket) -> None:
-        engine = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
+        engine = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=False)
         found.update(engine=engine, loop=asyncio.get_running_loop())
         try:
             app = build_app(args, rig_http.TASKS, vllm_config.model_config)

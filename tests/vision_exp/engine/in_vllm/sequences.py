@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
@@ -16,6 +17,10 @@ import rig_chat as rig
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from rig_server import Server
+
+from vision_exp.validate import metrics
+from vision_exp.validate.client import Client
+from vision_exp.validate.judge import Verdict
 
 IMAGES = range(5)
 SOME = st.lists(st.sampled_from(IMAGES), min_size=1, max_size=3).map(tuple)
@@ -118,6 +123,32 @@ def check_ranks(server: Server) -> None:
     states = server.states()
     assert len(states) == 2 and all(one["images"] is None for one in states), states
     assert all(one["encoded"] for one in states), states
+
+
+def check_metrics(server: Server) -> None:
+    """What the validator reads after cancellation is there, and shows a request that runs."""
+    client = Client(f"{server.url}/v1", server.model)
+    metrics.PATIENCE = 2.0
+    stream: Any = None
+
+    async def leave_open(_: Client) -> Verdict:
+        nonlocal stream
+        turn: Any = messages([0])
+        more = {"extra_body": {"ignore_eos": True}, "max_tokens": 1500, "stream": True}
+        stream = server.client.chat.completions.create(model=server.model, messages=turn, **more)
+        next(stream)
+        return Verdict(True, "", "")
+
+    left = asyncio.run(metrics.left(client, leave_open))
+    assert left.good is False and "running" in left.detail, left
+    stream.close()
+    at_rest = asyncio.run(metrics.left(client, nothing))
+    assert at_rest.good and "running 0 and 0" in at_rest.detail, at_rest
+    assert asyncio.run(metrics.read(client)).keys() >= {*metrics.HELD, *metrics.CACHE}
+
+
+async def nothing(_: Any) -> Verdict:
+    return Verdict(True, "", "")
 
 
 def check_nothing_left(server: Server) -> None:
