@@ -81,8 +81,8 @@ def _visibility(major: str, here: Installed, proof: str) -> Row:
         why = "this release's sliding-window metadata has no prefill index rows"
         return Row("visibility", "causal", why)
     if here.b12x:
-        why = "this fork may choose its b12x attention, which stays causal; docs/machines.md"
-        return Row("visibility", "causal or bidirectional", f"{why}; the log says which")
+        why = "this fork may choose its b12x attention, whose rows are widened; docs/machines.md"
+        return Row("visibility", "bidirectional or causal", f"{why}; the log says which; {_READ}")
     if major != "12":
         return Row("visibility", "bidirectional", proof)
     takes, name = here.flashinfer.takes(HEADS, WINDOW + IMAGE), _named(here)

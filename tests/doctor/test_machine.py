@@ -159,7 +159,7 @@ def test_no_row_of_an_unseen_machine_claims_a_run(tmp_path: Path) -> None:
 def test_a_forks_own_attention_makes_visibility_uncertain(tmp_path: Path) -> None:
     root = site(tmp_path, "0.29.0", "0.6.18")
     (root / "models/deepseek_v4/nvidia/b12x.py").touch()
-    assert table("12.1", machine.read(str(root)))["visibility"].what == "causal or bidirectional"
+    assert table("12.1", machine.read(str(root)))["visibility"].what == "bidirectional or causal"
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from anchors.releases import wheels
 CACHE = sources.CACHE.parent / "wheel-files"
 
 
-def fetched(project: str, version: str, wanted: Callable[[str], bool]) -> Path:
-    """The folder with the wanted members of a wheel. One set of files for each project."""
-    folder = CACHE / f"{project}-{version}"
+def fetched(project: str, version: str, wanted: Callable[[str], bool], part: str = "") -> Path:
+    """The folder with the wanted members of a wheel. One set of files for project and `part`."""
+    folder = CACHE / f"{project}-{version}{part}"
     if not folder.is_dir():
         print(f"tests: fetching sources of {project} {version}", flush=True)
         with downloading():

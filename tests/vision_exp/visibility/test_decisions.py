@@ -64,6 +64,13 @@ def world(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             DeepseekV4FlashInferSM120Attention=type("L", (Layer,), {"_forward_prefill": 1}),
             DeepseekV4FlashInferMLAAttention=SimpleNamespace(_forward=1),
         ),
+        support.B12X: module(
+            support.B12X,
+            DeepseekV4B12xMLAAttention=SimpleNamespace(
+                _forward_prefill=1, _reserve_dummy_compressed_mla_scratch=1
+            ),
+            DeepseekV4B12xAttention=SimpleNamespace(_forward_prefill=1),
+        ),
         "vllm.models.deepseek_v4.nvidia": module("nvidia"),
         "vllm.v1.attention.ops.flashmla": module(
             "ops", is_flashmla_sparse_supported=lambda: (True, None)
@@ -144,6 +151,8 @@ def test_rocm_asks_nothing_of_cudas_modules(world: dict[str, Any]) -> None:
         ("DeepseekV4FlashInferSM120Attention", 128, 1, "no-kernel-for-128-heads-640-keys"),
         ("DeepseekV4FlashInferMLAAttention", 64, 1, None),
         ("DeepseekV4FlashInferOther", 64, 1, "unknown-attention-class-DeepseekV4FlashInferOther"),
+        ("DeepseekV4B12xMLAAttention", 64, 1, None),
+        ("DeepseekV4B12xAttention", 64, 1, "b12x-attention-lacks-_reserve_profile_workspace"),
         ("Other", 64, 1, "unknown-attention-class-Other"),
     ],
 )
