@@ -16,22 +16,31 @@ import torch
 from vision_exp.visibility import flashinfer, spans
 from vision_exp.visibility.spans import ImageVisibility
 
+# b12x splits the keys of calls up to this many rows finely, and of larger ones hardly at all
+# (_COMPRESSED_SPARSE_MLA_DECODE_SPLIT_MAX_ROWS, attention/_shared/mla/compressed_config.py, 1.5.1).
+SPLIT_ROWS = 256
+
 
 @dataclass(frozen=True)
 class WideLayer:
-    """`layer`, as it looks to the function that reserves scratch for rows of `window_size` keys."""
+    """`layer`, as the function that reserves scratch sees it: so many rows of so many keys."""
 
     layer: Any
     window_size: int
+    max_num_batched_tokens: int
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.layer, name)
 
 
-def wide_layer(layer: Any) -> Any:
-    """`layer` with a window of all keys that an image row may have."""
+def wide_layers(layer: Any) -> tuple[WideLayer, WideLayer]:
+    """What to reserve scratch for: all keys that an image row may have, most rows, and split ones.
+
+    In a small `max_num_batched_tokens` the split rows need more than all rows at once.
+    """
     tokens = layer.vllm_config.model_config.hf_config.vision_max_n_token
-    return WideLayer(layer, spans.widest(layer.window_size, tokens))
+    width, rows = spans.widest(layer.window_size, tokens), layer.max_num_batched_tokens
+    return WideLayer(layer, width, rows), WideLayer(layer, width, min(rows, SPLIT_ROWS))
 
 
 def widened(visibility: ImageVisibility, swa_metadata: Any) -> Any:

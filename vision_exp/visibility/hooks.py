@@ -259,9 +259,11 @@ def _prefill_b12x(
     return original(layer, *args, swa_metadata=swa_metadata, **kwargs)
 
 
-def _reserve_b12x(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+def _reserve_b12x(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> None:
     if is_vision_exp(layer.vllm_config.model_config.hf_config):
         from vision_exp.visibility import b12x
 
-        layer = b12x.wide_layer(layer)
-    return original(layer, *args, **kwargs)
+        for wide in b12x.wide_layers(layer):
+            original(wide, *args, **kwargs)
+    else:
+        original(layer, *args, **kwargs)

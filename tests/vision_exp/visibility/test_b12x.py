@@ -126,17 +126,31 @@ def test_a_step_of_text_gets_its_own_metadata() -> None:
     assert given is stock
 
 
-@pytest.mark.parametrize(("vision", "keys"), [(True, WINDOW + IMAGE), (False, WINDOW)])
-def test_scratch_is_reserved_for_the_rows_of_images(vision: bool, keys: int) -> None:
+@pytest.mark.parametrize(
+    ("vision", "most", "reserved"),
+    [
+        (True, 8192, {(8192, WINDOW + IMAGE), (256, WINDOW + IMAGE)}),
+        (True, 100, {(100, WINDOW + IMAGE)}),
+        (False, 8192, {(8192, WINDOW)}),
+    ],
+)
+def test_scratch_is_reserved_for_the_rows_of_images(
+    vision: bool, most: int, reserved: set[tuple[int, int]]
+) -> None:
     config = SimpleNamespace(model_type="deepseek_v4", vision_max_n_token=IMAGE)
     if vision:
         config.vision_n_layers = 1
     layer = SimpleNamespace(
         window_size=WINDOW,
+        max_num_batched_tokens=most,
         compress_ratio=4,
         vllm_config=SimpleNamespace(model_config=SimpleNamespace(hf_config=config)),
     )
-    asked = hooks._reserve_b12x(
-        lambda layer, q: (layer.window_size, layer.compress_ratio, q), layer, "q"
-    )
-    assert asked == (keys, 4, "q")
+    asked = set()
+
+    def reserve(seen: Any, q: str) -> None:
+        assert (seen.compress_ratio, q) == (4, "q")
+        asked.add((seen.max_num_batched_tokens, seen.window_size))
+
+    hooks._reserve_b12x(reserve, layer, "q")
+    assert asked == reserved
