@@ -40,8 +40,7 @@ def append(text: str) -> Callable[[str], str]:
 
 @dataclass(frozen=True)
 class Next:
-    """`drifted`: columns that must have drifted, all others not; `says`: text of the findings;
-    `findings`: how many of them there are, one for each cause."""
+    """`drifted`: the columns that must have; `says`: text of the findings; `findings`: how many."""
 
     name: str
     edits: dict[str, Callable[[str], str] | None]
