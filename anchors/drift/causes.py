@@ -1,8 +1,8 @@
 """One cause, one finding: a change of a tree that takes away several things is told once.
 
 Findings belong together where they name the same cause, where the same lines of vLLM changed, or
-where the overlay misses the name that a site misses: a renamed class is missed by a site, and by
-each module of the overlay that uses a member of it.
+where the overlay misses a name that a site misses, or anything of a file that is none. A renamed
+class is missed by a site, and by each module of the overlay that uses a member of it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from anchors.drift.explain import MOST_CANDIDATES, Explanation
 from anchors.drift.trees import Tree
 from anchors.drift.verdict import DRIFTED, RUN_TIME, Finding
+from anchors.engine.modules import unusable
 
 #: One finding, or one tree, of the `--json` result.
 Entry = dict[str, Any]
@@ -47,9 +48,12 @@ def entries(
             continue
         last, since = good.get(finding, (None, ""))
         why = explain(finding, tree, last)
-        keys = [("diff", why.diff)] if why.diff else []
-        names = [("name", why.where, name) for name in why.names]
-        sought = keys + (names if finding.id == RUN_TIME else [])
+        keys: list[tuple[str, ...]] = [("diff", why.diff)] if why.diff else []
+        # What only sites are told of: names, or that the file is none.
+        of_sites: list[tuple[str, ...]] = [("name", why.where, name) for name in why.names]
+        if finding.id == RUN_TIME or finding.cause == unusable(why.where):
+            of_sites.append(("file", why.where))
+        sought = keys + (of_sites if finding.id == RUN_TIME else [])
         same = same or next((known[key] for key in sought if key in known), None)
         if same is None:
             same = {
@@ -63,7 +67,7 @@ def entries(
                 "next": _next(finding, tree),
             }
             told.append(same)
-            known.update(dict.fromkeys([*keys, *names], same))
+            known.update(dict.fromkeys(keys + (of_sites if finding.id != RUN_TIME else []), same))
         else:
             same["more"].append(entry)
             every = dict.fromkeys([*same["candidates"], *why.candidates])

@@ -54,7 +54,6 @@ def explain(finding: Finding, tree: Tree, good: Tree | None) -> Explanation:
     old, new = _definitions(then), _definitions(now)
     if finding.id == RUN_TIME and need.owner and need.owner not in {d.name for d in new}:
         names = [need.owner]  # the class is gone: its members say nothing
-    looked_for = tuple(names[:1] if finding.id == RUN_TIME else names)
     # The fact's own nouns ("class", "import") are no names of the source.
     wanted = [name for name in names if name in {d.name for d in old}] or names
     old_scopes = [d for d in old if d.name in wanted]
@@ -73,7 +72,7 @@ def explain(finding: Finding, tree: Tree, good: Tree | None) -> Explanation:
     if good and old_scopes and now is not None:  # of a file that is gone no line is news
         scope = min(old_scopes, key=lambda d: d.end - d.line)
         diff = _diff(path, good.label, _text(then, scope), _text(now, alike[scope.name]))
-    return Explanation(path, looked_for, tuple(dict.fromkeys(candidates))[:MOST_CANDIDATES], diff)
+    return Explanation(path, tuple(names), tuple(dict.fromkeys(candidates))[:MOST_CANDIDATES], diff)
 
 
 @functools.lru_cache(maxsize=100)

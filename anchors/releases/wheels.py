@@ -108,18 +108,17 @@ def key() -> str:
 def releases(
     project: str = "vllm", versions: Iterable[str] | None = None, *, posts: bool = False
 ) -> tuple[Wheel, ...]:
-    """One wheel for each final release, with `posts` also for repaired ones, oldest first.
+    """One wheel for each final release, oldest first; with `posts` also for `.postN` ones.
 
-    Raises WheelError, which names a version that was not found.
+    WheelError names a version that was not found.
     """
     index = _pip_index()
     newest: dict[str, tuple[tuple[int, int], Wheel]] = {}
     for filename, url in _listed(index, project):
         found = _choice(project, filename, url)
-        if found and "post" in found[1].version and not posts:
-            continue
-        if found and (found[1].version not in newest or found[0] > newest[found[1].version][0]):
-            newest[found[1].version] = found
+        if found and (posts or "post" not in found[1].version):
+            before = newest.get(found[1].version, found)
+            newest[found[1].version] = found if found[0] > before[0] else before
     wanted = sorted(newest, key=version_key) if versions is None else list(versions)
     missing = [version for version in wanted if version not in newest]
     if missing or not wanted:
@@ -272,15 +271,8 @@ def _fetch_ranges(wheel: Wheel, tree: Path, wanted: Callable[[str], bool]) -> bo
 
 
 def _fetch_whole(wheel: Wheel, scratch: Path, tree: Path, wanted: Callable[[str], bool]) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-    ]
+    quiet = ("--quiet", "--no-deps", "--only-binary=:all:")
+    command = [sys.executable, "-m", "pip", "download", *quiet]
     command += ["--dest", str(scratch), f"{wheel.project}=={wheel.version}"]
     run = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     archives = list(scratch.glob("*.whl"))
