@@ -77,6 +77,7 @@ class Stream:
 
 SAME = Truth(None, None)
 DIFFERS = Kind("differs")  # may depend on the end of the name
+UNBOUND = Kind("unbound")  # in one of the two runs
 PIECE = Kind("piece")  # of a name that was split
 PAIR = Kind("pair")  # a name and its tensor
 PARAMETERS = Kind("parameters")
@@ -116,6 +117,8 @@ def merged(one: Value | None, other: Value | None) -> Value | None:
     """What holds after either of two ways; None: not bound on one of them."""
     if one == other:
         return one
+    if UNBOUND in (one, other):
+        return UNBOUND
     if one is None or other is None:
         bound = one or other
         return DIFFERS if bound is not None and is_tied(bound) else None
@@ -123,6 +126,9 @@ def merged(one: Value | None, other: Value | None) -> Value | None:
         return Const((*one.values, *(v for v in other.values if v not in one.values)))
     if isinstance(one, Name) and isinstance(other, Name) and one.ends == other.ends:
         return Name(*one.ends, mapped=True)
+    ends = {each.ends for each in (one, other) if isinstance(each, Name)}
+    if ends == {FIRST.ends, RENAMED.ends}:
+        return RENAMED  # under the other name stock would not load the bias either
     for first, second in ((one, other), (other, one)):
         if isinstance(first, Name) and not is_tied(second):  # None, say, by a shared condition
             return Name(first.stock, first.ours, mapped=True)
@@ -148,6 +154,8 @@ def chosen(test: Truth | None, yes: Value | None, no: Value | None) -> Value | N
     """
     if yes == no:
         return yes
+    if yes in (None, UNBOUND) or no in (None, UNBOUND):
+        return UNBOUND
     if not (isinstance(yes, Name) and isinstance(no, Name)):
         raise Unproven("what happens besides the rename depends on the end of the name")
     test = test or SAME

@@ -32,6 +32,7 @@ from anchors.kit.draft_names import (
     PIECE,
     RENAMED,
     SAME,
+    UNBOUND,
     WEIGHTS,
     Const,
     Many,
@@ -92,7 +93,10 @@ class Expressions:
         return Const((node.value,))
 
     def _name(self, node: ast.Name, env: Env) -> Value:
-        return env[node.id] if node.id in env else self._constants.get(node.id, SAME)
+        value = env[node.id] if node.id in env else self._constants.get(node.id, SAME)
+        if value == UNBOUND:
+            raise Unproven(f"line {node.lineno}: {node.id} is set for one of the two names only")
+        return value
 
     def _namedexpr(self, node: ast.NamedExpr, env: Env) -> Value:
         value = self.value(node.value, env)

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the parts of a loader stand in one line each)
 """Draft loaders of many shapes, and what really happens when one is patched and run.
 
 A shape is put together from parts that public loaders have, and from such as go wrong. What a
@@ -122,14 +123,16 @@ import re
 _OLD = "{old}"
 
 
-class Draft:
-    KINDS = {{"weight": 1, "bias": 2, "scale": 3}}
-
+class Module:
     def __init__(self, parameters):
         self._parameters = parameters
 
     def named_parameters(self):
         return list(self._parameters.items())
+
+
+class Draft(Module):
+    KINDS = {{"weight": 1, "bias": 2, "scale": 3}}
 
     def _mapped(self, name):
         found = re.match(r"mtp\\.(\\d+)\\.(.*)", name)
@@ -155,7 +158,7 @@ class Draft:
 
 {nested}{body}        return seen
 """
-_HELPERS = (
+HELPERS = (
     f'if name.endswith("{OLD}"):\n    name = name.replace("{OLD}", "{NEW}")\nreturn name\n',
     f'if name.endswith(_OLD):\n    return name.replace(_OLD, "{NEW}")\nreturn name\n',
     f'return name.replace("{OLD}", "{NEW}")\n',
@@ -226,7 +229,7 @@ SHAPES = st.builds(
     late=_mostly(LATE, WRONG_LATE),
     load=_mostly(LOADS, WRONG_LOADS),
     place=st.sampled_from(("before",) * 8 + PLACES),
-    helper=st.sampled_from(_HELPERS),
+    helper=st.sampled_from(HELPERS),
     loads_first=st.sampled_from((False,) * 9 + (True,)),
     name=st.sampled_from(("name", "weight_name", "key_")),
 )
@@ -272,6 +275,11 @@ def works(source: str) -> bool:
     return all(check(source) for check in (_text_only, _vision, _homeless))
 
 
+def loads_stock(source: str) -> bool:
+    """Whether the loader as it is loads a text-only checkpoint."""
+    return _text_only(source)
+
+
 def _text_only(source: str) -> bool:
     return _loaded(source, ("bias",), ("bias",)) == {"bias": "bias", "weight": "weight"}
 
@@ -283,7 +291,7 @@ def _vision(source: str) -> bool:
 
 
 def _homeless(source: str) -> bool:
-    return _loaded(source, ("bias", "bias_vl"), ("bias",)) == KeyError
+    return _loaded(source, ("bias", "bias_vl"), ("bias",)) is KeyError
 
 
 def _loaded(
@@ -303,7 +311,7 @@ def _loaded(
     try:
         draft = space["Draft"](parameters)
         draft.load_weights(iter(weights))  # type: ignore[attr-defined]
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (whatever a loader ends with is its result)
         return type(error)
     return {
         name: next((each.value for each in places if each.value), None)
