@@ -228,6 +228,15 @@ def _is_iterable(value: Any) -> bool:
     return isinstance(value, (tuple, list, set, frozenset, dict))
 
 
+def sliced(base: Value, lower: Value, *, is_open: bool) -> Value:
+    """`base[lower:]`, or with an end where it is not open."""
+    if isinstance(base, Name):
+        values = lower.values if isinstance(lower, Const) else ()
+        forward = all(isinstance(value, int) and value >= 0 for value in values)
+        return base if is_open and forward and not is_tied(lower) else DIFFERS
+    return base if base == PIECE else DIFFERS if is_tied(base) else SAME
+
+
 def is_quiet(body: list[ast.stmt], first: ast.stmt, edit: ast.stmt) -> bool:
     """Whether statements do no more than rename and return; the edit may stand at their head."""
     for node in (node for statement in body for node in ast.walk(statement)):

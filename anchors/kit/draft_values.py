@@ -19,6 +19,7 @@ from anchors.kit.draft_calls import (
     of_literal,
     of_text,
     searched,
+    sliced,
     summed,
 )
 from anchors.kit.draft_names import (
@@ -217,12 +218,7 @@ class Expressions:
         if isinstance(node.slice, ast.Slice):
             lower = node.slice.lower and self.value(node.slice.lower, env)
             whole = lower is not None and node.slice.upper is None and node.slice.step is None
-            if isinstance(base, Name):
-                negative = isinstance(lower, Const) and not all(
-                    isinstance(v, int) and v >= 0 for v in lower.values
-                )
-                return base if whole and not negative and not is_tied(lower or SAME) else DIFFERS
-            return base if base == PIECE else DIFFERS if is_tied(base) else SAME
+            return sliced(base, lower or SAME, is_open=whole)
         key = self.value(node.slice, env)
         if base == PARAMETERS:
             self._look_up(key, node.lineno)

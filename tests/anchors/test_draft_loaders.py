@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import loader_runs as runs
 import loader_shapes as shapes
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 @given(shapes.SHAPES)
 def test_an_accepted_loader_loads(shape: shapes.Shape) -> None:
     """Of generated loaders; `bench/loaders.py` makes 2,000, and counts needless refusals."""
-    match = shapes.verdict(shape.source)
-    if match is not None and shapes.loads_stock(shape.source):
-        assert shapes.works(shapes.patched(shape.source, match)), shape.source
+    match = runs.verdict(shape.source)
+    if match is not None and runs.loads_stock(shape.source):
+        assert runs.works(runs.patched(shape.source, match)), shape.source
 
 
 def make(**parts: object) -> shapes.Shape:
@@ -54,22 +55,22 @@ WRONG = [
 
 @pytest.mark.parametrize("shape", GOOD, ids=range(len(GOOD)))
 def test_each_shape_that_can_be_proven_is_accepted_and_runs(shape: shapes.Shape) -> None:
-    match = shapes.verdict(shape.source)
+    match = runs.verdict(shape.source)
     assert match is not None, shape.source
-    assert shapes.works(shapes.patched(shape.source, match)), shape.source
+    assert runs.works(runs.patched(shape.source, match)), shape.source
 
 
 @pytest.mark.parametrize("shape", WRONG, ids=range(len(WRONG)))
 def test_each_shape_that_parts_the_two_names_is_refused(shape: shapes.Shape) -> None:
-    assert shapes.verdict(shape.source) is None, shape.source
+    assert runs.verdict(shape.source) is None, shape.source
 
 
 def test_most_of_the_wrong_shapes_would_fail() -> None:
     """Else the test above asks for needless refusals only."""
-    kept = [s for s in WRONG if shapes.loads_stock(s.source)]
+    kept = [s for s in WRONG if runs.loads_stock(s.source)]
     failing = [
         s
         for s in kept
-        if not any(shapes.works(shapes.patched(s.source, m)) for m in shapes.candidates(s.source))
+        if not any(runs.works(runs.patched(s.source, m)) for m in runs.candidates(s.source))
     ]
     assert len(failing) >= 15, len(failing)
