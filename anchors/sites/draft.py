@@ -34,21 +34,52 @@ _SHORT = _GUARDED.replace(
 _ALWAYS = """\
 class Draft(nn.Module):
     def load_weights(self, weights):
+        params = dict(self.named_parameters())
         for key, tensor in weights:
             key = key.replace(".ffn.gate.bias", ".ffn.gate.e_score_correction_bias")
             if key not in params:
                 continue
+            params[key].copy_(tensor)
 """
 _LINE = 'key = key.replace(".ffn.gate.bias", ".ffn.gate.e_score_correction_bias")'
 _ELIF = """\
 class Draft(nn.Module):
     def load_weights(self, weights):
+        params_dict = dict(self.named_parameters())
         for name, loaded_weight in weights:
             if "attn_sink" in name:
                 continue
             elif ".ffn.gate.bias" in name:
                 name = name.replace(".ffn.gate.bias", ".ffn.gate.e_score_correction_bias")
+            params_dict[name].copy_(loaded_weight)
 """
+_HELPER = """\
+_BIAS = ".ffn.gate.bias"
+
+class Draft(nn.Module):
+    def load_weights(self, weights):
+        params_dict = dict(self.named_parameters())
+        for name, loaded_weight in weights:
+            name = self._renamed(name)
+            params_dict[name].copy_(loaded_weight)
+
+    def _renamed(self, name):
+        if name.endswith(_BIAS):
+            return name.replace(_BIAS, ".ffn.gate.e_score_correction_bias")
+        return name
+"""
+_GENERATED = """\
+class Draft(nn.Module):
+    def load_weights(self, weights):
+        weights = [
+            (name.replace(".ffn.gate.bias", ".ffn.gate.e_score_correction_bias"), loaded_weight)
+            for name, loaded_weight in weights
+        ]
+        return AutoWeightsLoader(self).load_weights(weights)
+"""
+_SKIPPED = _GUARDED.replace(
+    _GUARD, f"if name not in params_dict:\n                continue\n            {_GUARD}"
+)
 
 _SHARED = (
     Case(ABSENT, _GUARDED.replace("load_weights", "load_tensors")),
@@ -67,7 +98,7 @@ def _remap_cases(anchor_id: str) -> tuple[Case, ...]:
         Case(APPLIES, _GUARDED, before=_GUARD),
         Case(
             APPLIES,
-            _GUARDED.replace("name", "tensor_name"),
+            _GUARDED.replace("name", "tensor_name").replace("tensor_named", "named"),
             before=_GUARD.replace("name", "tensor_name"),
         ),
         Case(APPLIES, "\n# header\n\nimport torch\n\n\n" + _GUARDED, before=_GUARD),
@@ -75,6 +106,9 @@ def _remap_cases(anchor_id: str) -> tuple[Case, ...]:
         Case(APPLIES, _ALWAYS, before=_LINE),
         Case(APPLIES, _SHORT, before=_GUARD),
         Case(APPLIES, _ELIF, before='if "attn_sink" in name:'),
+        Case(APPLIES, _HELPER, before="if name.endswith(_BIAS):"),
+        Case(ABSENT, _GENERATED),
+        Case(ABSENT, _SKIPPED),
         *_SHARED,
         Case(MIXED, _GUARDED + f"# >>> vision-exp:{anchor_id}\n"),
     )
@@ -91,7 +125,7 @@ def _hook_cases(anchor_id: str) -> tuple[Case, ...]:
 
 
 def _find_hook(module: cst.Module) -> Match:
-    return Match(names=(("guarded", rename.find(module).owner.name.value),))
+    return Match(names=(("guarded", rename.find(module).owner.name),))
 
 
 def _render_hook(site: str, match: Match, values: Values) -> str:

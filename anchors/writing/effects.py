@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 
 from anchors.errors import INTERRUPTED, HotfixError
+
+PART = ".part"  # ends the name of a folder that is still being copied
 
 
 class Effects:
@@ -56,8 +59,26 @@ class Effects:
     def rename(self, old: str, new: str) -> None:
         """Puts `old` in the place of `new` in one step."""
         self.before_step("rename", new)
-        os.rename(old, new)
+        try:
+            os.rename(old, new)
+        except OSError as error:
+            if error.errno != errno.EXDEV or not os.path.isdir(old):
+                raise
+            self._move_across(old, new)
         self.sync_folder(os.path.dirname(new))
+
+    def _move_across(self, old: str, new: str) -> None:
+        """Moves a folder of a lower overlayfs layer, as of an image, which has no rename for it.
+
+        `new` is complete before anything of `old` goes, so that a rollback finds it whole.
+        """
+        waiting = new + PART
+        self.remove_tree(waiting)
+        self.before_step("copy-tree", waiting)
+        shutil.copytree(old, waiting, symlinks=True)
+        self.before_step("rename", new)
+        os.rename(waiting, new)
+        self.remove_tree(old)
 
     def remove(self, path: str) -> None:
         """Removes a file that may be gone already."""

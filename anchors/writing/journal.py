@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from anchors.digests import read_file, sha256
 from anchors.errors import BROKEN, HotfixError
 from anchors.writing import state
-from anchors.writing.effects import Effects
+from anchors.writing.effects import PART, Effects
 
 SCHEMA = 1
 WRITING = "writing"
@@ -128,7 +128,7 @@ def roll_back(
         if tree.final not in adopted:
             with _noting(failed, tree.final):
                 _restore_tree(tree, effects)
-        for waiting in (tree.new, *([tree.old] if tree.final in adopted else [])):
+        for waiting in (tree.new, tree.old + PART, *([tree.old] if tree.final in adopted else [])):
             with _noting(left, waiting):
                 effects.remove_tree(waiting)
     for folder in reversed(journal.folders):
