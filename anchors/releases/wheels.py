@@ -21,7 +21,6 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 
 from anchors.digests import TOOL_ROOT, sha256
@@ -29,6 +28,7 @@ from anchors.engine import requirements
 from anchors.engine.fast import PACKAGE
 from anchors.engine.versions import version_key
 from anchors.releases import network
+from anchors.releases.links import Links
 from anchors.sites import all_anchors
 
 JSON_INDEX = "application/vnd.pypi.simple.v1+json"
@@ -189,7 +189,7 @@ def _read_page(index: _Index, page: str) -> list[tuple[str, str]]:
     if kind == JSON_INDEX:
         pairs = [(item["filename"], item["url"]) for item in json.loads(body)["files"]]
     else:
-        parser = _Anchors()
+        parser = Links()
         parser.feed(body.decode("utf-8", "replace"))
         pairs = parser.pairs
     return [(name, urllib.parse.urljoin(page, url)) for name, url in pairs]
@@ -210,23 +210,6 @@ def _opener(index: _Index, request: urllib.request.Request) -> urllib.request.Op
         request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
         request.full_url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     return urllib.request.build_opener(*handlers)
-
-
-class _Anchors(HTMLParser):
-    """(text, href) of each link of an HTML index page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pairs: list[tuple[str, str]] = []
-        self._href: str | None = None
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._href = dict(attrs).get("href") if tag == "a" else None
-
-    def handle_data(self, data: str) -> None:
-        if self._href:
-            self.pairs.append((data.strip(), self._href))
-            self._href = None
 
 
 def _choice(project: str, filename: str, url: str) -> tuple[tuple[int, int], Wheel] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tiny_tokenizer
 import torch
-from gpu.checkpoint import inplace, noise, sees, tiny_checkpoint
+from gpu.checkpoint import aligner, inplace, memory, noise, sees, tiny_checkpoint
 from gpu.checkpoint.ridge import NotFitted, Ridge
 from gpu.lib import sights
 from gpu.lib.accuracy import Score, as_alone, differing, score
@@ -69,11 +69,11 @@ def test_pictures_are_a_function_of_number_and_seed() -> None:
 
 def test_the_loudest_direction_is_the_one_sought() -> None:
     wanted = torch.randn(64, generator=torch.Generator().manual_seed(3))
-    onto = sees.directions(64, 0, wanted / wanted.norm())
-    assert onto.shape == (64, sees.TARGETS + 1)
+    onto = aligner.directions(64, 0, wanted / wanted.norm())
+    assert onto.shape == (64, aligner.TARGETS + 1)
     share, constant, others = onto[:, -2], onto[:, -1], onto[:, :-2]
     torch.testing.assert_close(share, wanted / wanted.norm() * 8)
-    torch.testing.assert_close(onto.square().mean(0), torch.ones(sees.TARGETS + 1))
+    torch.testing.assert_close(onto.square().mean(0), torch.ones(aligner.TARGETS + 1))
     torch.testing.assert_close(others.T @ onto[:, -2:], torch.zeros(13, 2), atol=1e-3, rtol=0)
     assert float(share @ constant) / 64 == pytest.approx(-(0.5**0.5), abs=1e-4)
 
@@ -82,16 +82,16 @@ def test_the_aligner_in_the_folder_gives_each_target_along_its_direction(folder:
     config = json.loads((folder / "config.json").read_text())
     pictures = [sights.sight(0, 0, ((392, 392),))]
     eyes = sees.Eyes(ReferenceVision(folder, config), pictures)
-    cells = torch.randn(SMALL["hidden_size"] + 1, sees.TARGETS) / 8
-    onto = sees.directions(SMALL["hidden_size"], 0)
-    sees.lay(folder, eyes.vision, cells, onto)
+    cells = torch.randn(SMALL["hidden_size"] + 1, aligner.TARGETS) / 8
+    onto = aligner.directions(SMALL["hidden_size"], 0)
+    aligner.lay(folder, eyes.vision, cells, onto)
     patches = patches_of(pictures[0].image, config)
     read = ReferenceVision(folder, config).rows(patches.patches, patches.vit_grid)
     found = read @ onto / SMALL["hidden_size"]
     rows = eyes.features(0)[0]
     wanted = rows @ cells[:-1] + cells[-1]
-    wanted = torch.cat((wanted * sees.GAIN, torch.ones(len(rows), 1)), dim=1)
-    wanted[:, -2] *= sees.SHARE_GAIN / sees.GAIN
+    wanted = torch.cat((wanted * aligner.GAIN, torch.ones(len(rows), 1)), dim=1)
+    wanted[:, -2] *= aligner.SHARE_GAIN / aligner.GAIN
     # The file has BF16: eight bits of each entry.
     assert float((found - wanted).norm() / wanted.norm()) < 0.01
 
@@ -149,7 +149,7 @@ def test_too_little_memory_is_refused_with_figures(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vision_n_layers": 1}')
     index = {"metadata": {"total_size": 1 << 50}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(sees.TooLittleMemory, match="may need 8388608.0 GiB"):
+    with pytest.raises(memory.TooLittleMemory, match="may need 8388608.0 GiB"):
         sees.fit(tmp_path, sees.Plan(), "cpu")
     assert (tmp_path / "config.json").exists()
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,35 +21,25 @@ from pathlib import Path
 
 import torch
 from gpu.checkpoint import inplace, noise
+from gpu.checkpoint.aligner import directions, fit_cells, lay, rescale, sought
+from gpu.checkpoint.eyes import Eyes
+from gpu.checkpoint.memory import check_memory
 from gpu.checkpoint.ridge import NotFitted, Ridge
 from gpu.lib import sights
 from gpu.lib.accuracy import Score, score
 from gpu.lib.sights import QUESTIONS, Asked, Sight
-from gpu.reference.image import patches_of
 from gpu.reference.lm import ReferenceLM
 from gpu.reference.vision import ReferenceVision
 
 RECIPE = "sees.json"
-#: What a cell is fitted to: coverage by colours and kinds, presence, presence over area.
-TARGETS = len(sights.COLOURS) + len(sights.KINDS) + 2
-#: rms of the directions that carry a cell's targets; the last, presence over area, is small.
-GAIN, SHARE_GAIN = 2.0, 20.0
-#: Keys are louder and what attention returns is quieter, so that small noise does not move it.
-KEY_SCALE, TEXT_SCALE = 3.0, 0.3
-#: A power of two, which the exponents of FP8 blocks can take. The probe had a third.
-OUTPUT_SCALE = 0.25
-#: Penalties of the two fits, see `Ridge`; the end token needs the head's (a hundredth or more).
-ROW_STRENGTH, HEAD_STRENGTH = 1e-3, 1e-1
+#: The head's penalty, see `Ridge`; the end token needs a hundredth or more.
+HEAD_STRENGTH = 1e-1
 #: Logit of the right answer, so that rounding to bfloat16 does not decide.
 LOUDNESS = 20.0
 #: Held-out accuracy must be this far above always giving the commonest answer.
 MARGIN = 0.05
 #: Pictures of the controls, each of which runs the reference once more.
 CONTROL_PICTURES = 100
-
-
-class TooLittleMemory(MemoryError):
-    """The float32 reference does not fit."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,7 @@ def _fit(
     """Writes the aligner's last matrix and the head."""
     eyes = Eyes(ReferenceVision(folder, config, device=device), pictures)
     model = ReferenceLM(folder, device=device, eps=config["rms_norm_eps"])
-    cells = fit_cells(eyes, plan)
+    cells = fit_cells(eyes, plan.fit)
     hidden = len(eyes.vision.weights["aligner.w2.bias"])
     lay(folder, eyes.vision, cells, directions(hidden, plan.seed))
     lay(folder, eyes.vision, cells, directions(hidden, plan.seed, sought(model, eyes, asked)))
@@ -186,158 +175,6 @@ def read_recipe(folder: Path) -> tuple[Plan, dict]:
     kept = json.loads(path.read_text())
     plan = kept["plan"] | {"sizes": tuple(tuple(size) for size in kept["plan"]["sizes"])}
     return Plan(**plan), kept
-
-
-def check_memory(folder: Path, device: str) -> None:
-    """TooLittleMemory where the float32 values of the folder may not fit."""
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    # FP4 grows eightfold, FP8 fourfold and BF16 twofold; a stack of experts is held twice.
-    wanted = 8 * index["metadata"]["total_size"]
-    if device.startswith("cuda"):
-        free = torch.cuda.mem_get_info()[0]
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        known = Path("/proc/meminfo")
-        if known.exists():
-            lines = dict(line.split(":") for line in known.read_text().splitlines())
-            free = int(lines["MemAvailable"].split()[0]) * 1024
-    if free < wanted:
-        raise TooLittleMemory(
-            f"the float32 reference may need {wanted / 2**30:.1f} GiB and {free / 2**30:.1f} GiB "
-            "are free; nothing was changed; free memory, or write fewer experts"
-        )
-
-
-def rescale(folder: Path, config: dict) -> None:
-    """Sharper attention in every layer, drafts left as they are."""
-    inplace.replace(folder, "embed.weight", inplace.read(folder, "embed.weight") * TEXT_SCALE)
-    part = "scale" if "quantization_config" in config else "weight"
-    for index in range(config["num_hidden_layers"]):
-        attention = f"layers.{index}.attn."
-        norms = [f"{attention}kv_norm.weight"]
-        if config["compress_ratios"][index]:
-            norms.append(f"{attention}compressor.norm.weight")
-        for name in norms:
-            inplace.replace(folder, name, inplace.read(folder, name).float() * KEY_SCALE)
-        name = f"{attention}wo_a.{part}"
-        inplace.replace(folder, name, inplace.read(folder, name).float() * OUTPUT_SCALE)
-
-
-def fit_cells(eyes: Eyes, plan: Plan) -> torch.Tensor:
-    """(hidden + 1, targets) from the aligner's rows and a constant to what each cell shows."""
-    config, device = eyes.vision.config, str(eyes.vision.embed.device)
-    width = eyes.vision.weights["aligner.w2.weight"].shape[1]
-    side = config["vision_patch_size"] * config["vision_downsample_ratio"]
-    ridge = Ridge(width + 1, TARGETS, device)
-    for number in range(plan.fit):
-        rows = eyes.features(number)[0]
-        rows = torch.cat((rows, rows.new_ones(len(rows), 1)), dim=1)
-        ridge.add(rows, torch.from_numpy(sights.coverage(eyes.pictures[number], side)))
-    return ridge.solve(ROW_STRENGTH)
-
-
-def directions(hidden: int, seed: int, sought: torch.Tensor | None = None) -> torch.Tensor:
-    """(hidden, targets + 1) of rms 1: one for each target, then the constant's.
-
-    The last target, presence over area, lies along ``sought`` and the constant partly against it,
-    so that the answering row reads the shape's cells and not the background's. The others are
-    orthogonal to both.
-    """
-    square = torch.randn(hidden, TARGETS + 1, generator=torch.Generator().manual_seed(seed))
-    if sought is None:
-        return torch.linalg.qr(square).Q * hidden**0.5
-    square[:, 0] = sought.cpu()
-    basis = torch.linalg.qr(square).Q * hidden**0.5
-    share = basis[:, :1] * torch.sign(basis[:, 0] @ sought.cpu())
-    constant = (basis[:, -1:] - share) * 0.5**0.5
-    return torch.cat((basis[:, 1:-1], share, constant), dim=1)
-
-
-def sought(model: ReferenceLM, eyes: Eyes, asked: Sequence[Asked]) -> torch.Tensor:
-    """(hidden,) of norm 1: the residual whose keys the answering row's queries score highest.
-
-    Of one prompt a question, over heads and layers. What turns with the position is left out.
-    """
-    rope = model.model.config.qk_rope_head_dim
-    found: list[torch.Tensor] = []
-    hooks = []
-    for layer in model.model.layers:
-
-        def keep(_m: object, _a: object, queries: torch.Tensor, layer: object = layer) -> None:
-            query = queries[0, :, -2].clone()  # (heads, dim) of the row that answers
-            query[:, -rope:] = 0
-            attention = layer.self_attn
-            key = (query * attention.kv_norm.weight).sum(0) @ attention.kv_proj.weight
-            key = key * layer.input_layernorm.weight
-            found.append(key / key.norm())
-
-        hooks.append(layer.self_attn.q_b_norm.register_forward_hook(keep))
-    try:
-        for question in {each.question.name for each in asked}:
-            model.last([eyes.prompt(next(e for e in asked if e.question.name == question))])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    whole = torch.stack(found).sum(0)
-    return whole / whole.norm()
-
-
-def lay(folder: Path, vision: ReferenceVision, cells: torch.Tensor, onto: torch.Tensor) -> None:
-    """Replaces ``aligner.w2`` and its bias, in the folder and in ``vision``."""
-    onto = onto.to(cells.device)
-    gains = torch.full((TARGETS,), GAIN, device=cells.device)
-    gains[-1] = SHARE_GAIN
-    weight = onto[:, :-1] @ (cells[:-1] * gains).T
-    bias = onto[:, :-1] @ (cells[-1] * gains) + onto[:, -1]
-    for name, value in (("aligner.w2.weight", weight), ("aligner.w2.bias", bias)):
-        inplace.replace(folder, name, value)
-        # As the file rounds it.
-        vision.weights[name] = value.bfloat16().float()
-
-
-class Eyes:
-    """Prompts from pictures; the tower runs once for each picture and each way it is turned."""
-
-    def __init__(
-        self,
-        vision: ReferenceVision,
-        pictures: Sequence[Sight],
-        *,
-        upside_down: bool = False,
-        permuted: bool = True,
-        swapped: bool = False,
-    ) -> None:
-        self.vision, self.pictures = vision, pictures
-        self.turned, self.rules = upside_down, {"permuted": permuted, "swapped": swapped}
-        self.kept: dict[int, tuple[torch.Tensor, tuple[int, int]]] = {}
-
-    def features(self, number: int) -> tuple[torch.Tensor, tuple[int, int]]:
-        """What the aligner's last matrix is given, and the grid of cells."""
-        if number not in self.kept:
-            image = self.pictures[number].image
-            patches = patches_of(image.rotate(180) if self.turned else image, self.vision.config)
-            rows = self.vision.features(patches.patches, patches.vit_grid)
-            self.kept[number] = (rows, patches.llm_grid)
-        return self.kept[number]
-
-    def batches(self, asked: Sequence[Asked], size: int) -> Iterator[tuple[list[Asked], list]]:
-        """Questions of one wording and one size of picture together, with their answers' tokens."""
-        groups: dict[tuple, list[Asked]] = {}
-        for each in asked:
-            image = self.pictures[each.sights[0]].image
-            groups.setdefault((each.question.name, image.size), []).append(each)
-        for group in groups.values():
-            for start in range(0, len(group), size):
-                part = group[start : start + size]
-                yield part, [self.prompt(each) for each in part]
-
-    def prompt(self, asked: Asked) -> object:
-        ids = [*sights.token_ids(asked), sights.token(asked.answer)]
-        images = []
-        for number in asked.sights:
-            rows, grid = self.features(number)
-            images.append((self.vision.aligned(rows), grid))
-        return self.vision.expanded(ids, images, **self.rules)
 
 
 def answer_tokens() -> list[int]:

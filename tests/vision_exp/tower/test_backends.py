@@ -168,3 +168,14 @@ def test_no_tail_where_one_call_is_as_good(launches: list[tuple[Any, ...]]) -> N
 )
 def test_keys_are_split_where_idle_sms_do_not_suffice(rows: int, idle: int, expected: int) -> None:
     assert split_kv.num_splits(rows, 16, num_sms=132, idle=idle) == expected
+
+
+def test_torch_hides_the_keys_behind_an_image_exactly() -> None:
+    """The same bits, whatever lies there: a graph's rows depend on the image alone."""
+    qkv = torch.randn(90, 3, 2, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    attend = attention.torch_image(90, 2, torch.device("cpu"))(torch.tensor([0, 71]))
+    before = attend(qkv)[:71]
+    qkv[71:] = 1e4
+    assert torch.equal(attend(qkv)[:71], before)
+    exact = attention.torch_packed(qkv[:71].double(), [71])
+    assert (before.double() - exact).norm() < 4e-3 * exact.norm()
