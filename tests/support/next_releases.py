@@ -108,7 +108,7 @@ CASES = (
         "rename statement gone from one draft",
         {DSPARK: sub(r'"\.ffn\.gate\.bias"', '".ffn.gate.score_bias"')},
         ("dspark-bias-vl", "dspark-hook"),
-        ("in the method load_weights", "since"),
+        ("in load_weights of a top-level class", "since"),
     ),
     Next(
         "rename in another scope",
