@@ -20,10 +20,12 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 1rem; color: var(--text);
   background: var(--ground); overflow-wrap: anywhere; }
 main { max-width: 72rem; margin: auto; }
 table { border-collapse: collapse; font-size: .9rem; }
-th, td { border: 1px solid var(--line); padding: .3rem .6rem; text-align: left; }
-thead th { overflow-wrap: normal; }
+th, td { border: 1px solid var(--line); padding: .3rem; text-align: left; }
+thead th { overflow-wrap: normal; vertical-align: bottom; }
+thead th + th { writing-mode: vertical-rl; white-space: nowrap; }
 caption { text-align: left; padding: .3rem 0; }
-td.state { white-space: nowrap; }
+td.state { text-align: center; }
+.word { display: block; font-size: .8rem; }
 td.applies { background: var(--good); } td.native { background: var(--native); }
 td.n-a { background: var(--none); } td.drifted, td.error { background: var(--bad); }
 details { border: 1px solid var(--line); border-radius: .4rem; padding: .4rem .8rem;
@@ -34,9 +36,9 @@ pre { overflow-x: auto; background: var(--none); padding: .6rem; border-radius: 
 dt { font-weight: 600; } dd { margin: 0 0 .4rem; }
 a { color: inherit; }
 @media (max-width: 60rem) {
-  thead th + th { writing-mode: vertical-rl; padding: .5rem .1rem; white-space: nowrap; }
+  thead th + th { padding: .5rem .1rem; }
   th, td { padding: .3rem .2rem; }
-  td.state { text-align: center; min-width: 1.4rem; }
+  td.state { min-width: 1.4rem; }
   .word { position: absolute; clip-path: inset(50%); width: 1px; height: 1px; overflow: hidden;
     white-space: nowrap; }
 }

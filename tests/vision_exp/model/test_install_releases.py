@@ -36,6 +36,9 @@ CHECK_MODULES = (
 #: other tests have nothing to look at then. For one who works on a check, and for bench/mutants.py.
 ONLY = os.environ.get("VISION_EXP_TEST_CHECKS", "")
 
+#: Modules that no release has.
+IN_FORKS = {"vllm.models.deepseek_v4.nvidia.b12x"}
+
 # Functions that a process wraps once it has seen a Vision-Exp config. Each asks its instance
 # first; nothing on a text-only model's path is among them but what `routing.hooks` says.
 WRAPPED = {
@@ -165,4 +168,4 @@ def test_each_function_of_vllm_is_wrapped_once(release: str) -> None:
     rooms = {by.split(".")[1] for wrappers in found["wrapped"].values() for by in wrappers}
     assert rooms == {"install", "model", "chat", "engine", "visibility", "routing"}
     assert WRAPPED.keys() <= {name.split(":")[1].split(".")[0] for name in found["wrapped"]}
-    assert not found["missing"], "these could not be looked at"
+    assert set(found["missing"]) <= IN_FORKS, "these could not be looked at"
