@@ -128,7 +128,7 @@ def check_ranks(server: Server) -> None:
 def check_metrics(server: Server) -> None:
     """What the validator reads after cancellation is there, and shows a request that runs."""
     client = Client(f"{server.url}/v1", server.model)
-    metrics.PATIENCE = 2.0
+    metrics.PATIENCE = 0.3  # the stream outlasts it
     stream: Any = None
 
     async def leave_open(_: Client) -> Verdict:
@@ -142,6 +142,7 @@ def check_metrics(server: Server) -> None:
     left = asyncio.run(metrics.left(client, leave_open))
     assert left.good is False and "running" in left.detail, left
     stream.close()
+    metrics.PATIENCE = 5.0
     at_rest = asyncio.run(metrics.left(client, nothing))
     assert at_rest.good and "running 0 and 0" in at_rest.detail, at_rest
     assert asyncio.run(metrics.read(client)).keys() >= {*metrics.HELD, *metrics.CACHE}
