@@ -61,6 +61,10 @@ class Modules:
         module = self._module(name.files)
         return module is not None and (name.owner or name.name) in module.names
 
+    def has_module(self, name: Name) -> bool:
+        """Whether the tree has the module of `name`."""
+        return self._module(name.files) is not None
+
     def has_file(self, path: str) -> bool:
         """Whether the tree has a file, which is not empty."""
         return bool(self._read(path))

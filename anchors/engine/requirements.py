@@ -199,7 +199,9 @@ def answer(requirements: tuple[Requirement, ...], read: Read) -> Answer:
         if not all(reasons):
             continue
         if requirement.optional and not any(map(modules.has_place, requirement.names)):
-            without.append(requirement)
+            # A module that only forks have is nothing to tell of the others.
+            if any(modules.has_module(name) for name in requirement.names):
+                without.append(requirement)
         else:
             lost.append(Missing(requirement, "; ".join(reasons)))
     return Answer(len(asked), tuple(lost), tuple(without))
