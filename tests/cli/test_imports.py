@@ -27,7 +27,7 @@ def plan(tmp_path: Path) -> Any:
         SimpleNamespace(path="models/stock.py", stock=b"a", after=b"a"),
         SimpleNamespace(path="models/absent.py", stock=None, after=None),
     ]
-    return SimpleNamespace(files=files, target=SimpleNamespace(root=str(root)))
+    return SimpleNamespace(files=files, target=SimpleNamespace(root=str(root)), platform="cuda")
 
 
 def test_it_is_the_named_vllm_with_the_callers_path(

@@ -8,6 +8,8 @@ from typing import Any
 from vision_exp.chat.rules import RuleError
 
 _SOURCES = {"base64": "data", "url": "url"}
+#: How the APIs of clients name an image's part.
+_IMAGES = ("image", "image_url", "input_image")
 
 
 def check_images(request: Any) -> None:
@@ -31,6 +33,18 @@ def check_images(request: Any) -> None:
                 for inner, item in enumerate(block.content):
                     if isinstance(item, Mapping) and item.get("type") == "image":
                         _check(f"{where}.content[{inner}]", message.role, item.get("source"))
+                    elif _holds_image(item):
+                        raise RuleError(
+                            f"{where}.content[{inner}]: an image within this block would not be "
+                            "shown to the model. Send it as an image block of the result."
+                        )
+
+
+def _holds_image(value: Any) -> bool:
+    """Whether a block that vLLM leaves out, such as a document, holds an image at any depth."""
+    if isinstance(value, Mapping):
+        return value.get("type") in _IMAGES or any(map(_holds_image, value.values()))
+    return isinstance(value, list) and any(map(_holds_image, value))
 
 
 def _check(where: str, role: str, source: Any) -> None:

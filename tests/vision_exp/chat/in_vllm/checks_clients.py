@@ -153,14 +153,13 @@ def unreadable_in_history(api: Api, bad: dict[str, Any]) -> None:
 def check_clients_anthropic_images(api: Api) -> None:
     create, count = api.anthropic.messages.create, api.anthropic.messages.count_tokens
     good = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
-    made = create(model=api.model, max_tokens=1, messages=[user(good)])
-    assert made.usage.input_tokens == len(api.last_ids()) and api.last_images() == 1
+    used = create(model=api.model, max_tokens=1, messages=[user(good)]).usage.input_tokens
+    assert used == len(api.last_ids()) and api.last_images() == 1
 
     def refused(where: str, **body: Any) -> None:
-        for action in (create, count):
-            limit = {"max_tokens": 1} if action is create else {}
-            error = error_of(lambda a=action, m=limit: a(model=api.model, **{**m, **body}))
-            assert where in str(error), error
+        for action, limit in ((create, {"max_tokens": 1}), (count, {})):
+            told = error_of(lambda a=action, m=limit: a(model=api.model, **{**m, **body}))
+            assert where in str(told)
 
     for source, words in (
         (None, "no source"),
@@ -176,11 +175,13 @@ def check_clients_anthropic_images(api: Api) -> None:
         result = {"type": "tool_result", "tool_use_id": "c1", "content": [text("a"), bad]}
         turns = [ASK, {"role": "assistant", "content": [call]}, user(result)]
         refused("messages[2].content[0].content[1]", messages=turns)
+    turns[2] = user(result | {"content": [text("a"), {"type": "document", "source": [good]}]})
+    refused("messages[2].content[0].content[1]", messages=turns)
     for role in ("assistant", "system"):
         turns = [ASK, {"role": role, "content": [text("a"), good]}, ASK]
         refused("messages[1].content[1]", messages=turns)
         inner = {"type": "tool_result", "tool_use_id": "c1", "content": [good]}
-        turns = [ASK, {"role": role, "content": [inner]}, ASK]
+        turns[1] = {"role": role, "content": [inner]}
         refused("messages[1].content[0].content[0]", messages=turns)
     refused("system[1]", messages=[ASK], system=[text("a"), good])
 
