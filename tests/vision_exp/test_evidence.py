@@ -18,8 +18,16 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = ModuleType("vllm")
     vllm.__version__ = "0.29.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", vllm)
+    on_platform(monkeypatch, rocm=False)
     monkeypatch.setattr(evidence, "_logged", set())
     monkeypatch.setattr(install, "installed", install.Installed(plan="p" * 64, overlay="o" * 64))
+
+
+def on_platform(monkeypatch: pytest.MonkeyPatch, *, rocm: bool) -> None:
+    platforms = ModuleType("vllm.platforms")
+    current = SimpleNamespace(is_rocm=lambda: rocm)
+    platforms.current_platform = current  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
 
 
 def said(caplog: pytest.LogCaptureFixture, *builds: str) -> list[str]:
@@ -39,6 +47,12 @@ def test_what_it_names() -> None:
         "visibility=causal reason=x eps=1e-06"
     )
     assert line.startswith(f"[vision-exp] active pid={os.getpid()} role=")
+
+
+def test_rocm_is_named_with_what_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_platform(monkeypatch, rocm=True)
+    line = evidence.line("model", CONFIG, "bias_vl", "bidirectional")
+    assert line.endswith(" eps=1e-06 platform=rocm (not run on AMD hardware)")
 
 
 @pytest.mark.parametrize(
