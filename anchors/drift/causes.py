@@ -33,13 +33,13 @@ def entries(
     `good` says where each last applied, and since which release not. `where` is the file of vLLM,
     `more` has what else the same cause took away.
     """
-    told: list[Entry] = []
+    listed: list[Entry] = []
     known: dict[tuple[str, ...], Entry] = {}
     for finding in findings:
         entry: Entry = asdict(finding)
         del entry["cause"]
         if finding.verdict != DRIFTED:
-            told.append(entry)
+            listed.append(entry)
             continue
         cause = ("cause", finding.cause or f"{finding.id} {finding.expected}")
         same = known.get(cause)
@@ -66,14 +66,14 @@ def entries(
                 "last_good": last.label if last else "",
                 "next": _next(finding, tree),
             }
-            told.append(same)
+            listed.append(same)
             known.update(dict.fromkeys(keys + (of_sites if finding.id != RUN_TIME else []), same))
         else:
             same["more"].append(entry)
             every = dict.fromkeys([*same["candidates"], *why.candidates])
             same["candidates"] = list(every)[:MOST_CANDIDATES]
         known[cause] = same
-    return told
+    return listed
 
 
 def parts(entry: Entry) -> list[Entry]:

@@ -65,9 +65,9 @@ def explain(finding: Finding, tree: Tree, good: Tree | None) -> Explanation:
     ]
     if not any(d.name in wanted for d in new):
         candidates += _elsewhere(tree, folder, path, wanted)
-    told = tuple(candidates)
+    sought = tuple(candidates)
     near = _near(path, wanted, new, now)
-    candidates += [one for one in near if not any(first.startswith(one) for first in told)]
+    candidates += [one for one in near if not any(first.startswith(one) for first in sought)]
     diff = ""
     if good and old_scopes and now is not None:  # of a file that is gone no line is news
         scope = min(old_scopes, key=lambda d: d.end - d.line)

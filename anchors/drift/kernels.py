@@ -103,8 +103,8 @@ def _argument(label: str) -> str:
 def _finding(found: flashinfer.FlashInfer, folder: str) -> Entry:
     finding = {"id": COLUMN, "file": flashinfer.ASKED, "expected": "", "found": ""}
     if found.form == "none" and found.version and version_key(found.version) < version_key(FIRST):
-        told = "no sparse MLA for SM12x: the text-only model does not start there either"
-        return {**finding, "verdict": NOT_APPLICABLE, "detail": told}
+        detail = "no sparse MLA for SM12x: the text-only model does not start there either"
+        return {**finding, "verdict": NOT_APPLICABLE, "detail": detail}
     lost = ""
     if found.form in ("none", "unknown"):
         lost = "no such table" if found.form == "none" else "a table that cannot be read"
@@ -116,8 +116,8 @@ def _finding(found: flashinfer.FlashInfer, folder: str) -> Entry:
         return {**finding, "verdict": DRIFTED, "detail": lost, "found": lost}
     drafts = [str(keys) for keys in DRAFT_KEYS if found.takes(HEADS, keys)]
     form = "a rule, which only a start can ask" if found.form == "rule" else "a set of pairs"
-    told = f"{form}; rows of a draft with {' or '.join(drafts) or 'no'} keys"
-    return {**finding, "verdict": APPLIES, "detail": told}
+    detail = f"{form}; rows of a draft with {' or '.join(drafts) or 'no'} keys"
+    return {**finding, "verdict": APPLIES, "detail": detail}
 
 
 def _binds(folder: str) -> bool:

@@ -54,8 +54,8 @@ def summary(result: Result) -> str:
         DRIFTED: "have drifted",
         "error": "could not be judged",
     }
-    told = [f"{counts[key]} {text}" for key, text in words.items() if key in counts]
-    return f"{len(every(result))} trees: {', '.join(told) or 'none'}"
+    counted = [f"{counts[key]} {text}" for key, text in words.items() if key in counts]
+    return f"{len(every(result))} trees: {', '.join(counted) or 'none'}"
 
 
 def terminal(result: Result) -> str:
@@ -97,16 +97,16 @@ def title(finding: Result) -> str:
 def facts(finding: Result) -> list[tuple[str, str]]:
     """(label, text) of a finding in the order in which people read it; the diff comes after."""
     parts = causes.parts(finding)
-    told = [("file", finding.get("where") or finding["file"])]
+    found = [("file", finding.get("where") or finding["file"])]
     for name in ("expected", "found"):
-        told += _some(name, [part[name] for part in parts])
-    told += _some("needed by", [f"vision_exp/{p['file']}" for p in parts if p["id"] == RUN_TIME])
-    told += [("nearest", candidate) for candidate in finding["candidates"]]
+        found += _some(name, [part[name] for part in parts])
+    found += _some("needed by", [f"vision_exp/{p['file']}" for p in parts if p["id"] == RUN_TIME])
+    found += [("nearest", candidate) for candidate in finding["candidates"]]
     if finding["since"]:
-        told.append(("since", f"{finding['since']} (applied in {finding['last_good']})"))
+        found.append(("since", f"{finding['since']} (applied in {finding['last_good']})"))
     if finding.get("next"):
-        told.append(("next", finding["next"]))
-    return told
+        found.append(("next", finding["next"]))
+    return found
 
 
 def _some(name: str, texts: list[str]) -> list[tuple[str, str]]:

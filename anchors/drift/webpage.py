@@ -144,10 +144,10 @@ def _details(name: str, entry: Result) -> str:
     )
 
 
-def _listed(told: list[tuple[str, str]]) -> str:
+def _listed(pairs: list[tuple[str, str]]) -> str:
     """A list of terms; one that says several things has them one below the other."""
     items, last = "", None
-    for name, text in told:
+    for name, text in pairs:
         items += "" if name == last else f"<dt>{escape(name)}</dt>"
         items += f"<dd>{escape(text)}</dd>"
         last = name

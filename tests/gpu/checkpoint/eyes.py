@@ -12,7 +12,7 @@ from gpu.reference.vision import ReferenceVision
 
 
 class Eyes:
-    """Prompts from pictures; the tower runs once for each picture and each way it is turned."""
+    """Prompts from pictures; the tower runs once for each picture and each way up."""
 
     def __init__(
         self,
@@ -24,14 +24,14 @@ class Eyes:
         swapped: bool = False,
     ) -> None:
         self.vision, self.pictures = vision, pictures
-        self.turned, self.rules = upside_down, {"permuted": permuted, "swapped": swapped}
+        self.flipped, self.rules = upside_down, {"permuted": permuted, "swapped": swapped}
         self.kept: dict[int, tuple[torch.Tensor, tuple[int, int]]] = {}
 
     def features(self, number: int) -> tuple[torch.Tensor, tuple[int, int]]:
         """What the aligner's last matrix is given, and the grid of cells."""
         if number not in self.kept:
             image = self.pictures[number].image
-            patches = patches_of(image.rotate(180) if self.turned else image, self.vision.config)
+            patches = patches_of(image.rotate(180) if self.flipped else image, self.vision.config)
             rows = self.vision.features(patches.patches, patches.vit_grid)
             self.kept[number] = (rows, patches.llm_grid)
         return self.kept[number]

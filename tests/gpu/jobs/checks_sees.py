@@ -54,9 +54,9 @@ class Questions:
         #: Prompt tokens that came from the prefix cache so far.
         self.cached = 0
 
-    def prompt(self, each: Asked, turned: bool = False) -> dict[str, Any]:
+    def prompt(self, each: Asked, upside_down: bool = False) -> dict[str, Any]:
         images = [self.pictures[number].image for number in each.sights]
-        if turned:
+        if upside_down:
             images = [image.rotate(180) for image in images]
         return Ask(sights.token_ids(each), tuple(images)).prompt()
 
@@ -225,7 +225,7 @@ def others(engine: Engine, questions: Questions, run: Callable[[str, Any], None]
     run("8 at once", questions.beside(lambda asked: fresh(asked, 8), SOME))
     run("32 at once", questions.beside(lambda asked: fresh(asked, AT_ONCE), SOME))
     for name, control in (
-        ("upside down", lambda asked: questions.together(asked, AT_ONCE, turned=True)),
+        ("upside down", lambda asked: questions.together(asked, AT_ONCE, upside_down=True)),
         ("bias_vl off", unbiased),
         ("causal spans", with_causal),
     ):
