@@ -91,8 +91,8 @@ mkdir -p "$home"
 source "$here/jobs.sh"
 
 warm() {
-    job warm 400 "$stock" nice -n 10 python3 "$here/jobs/warm_kernels.py" --jobs 14
-    job warm-patched 400 "$patched" nice -n 10 python3 "$here/jobs/warm_kernels.py" --jobs 6 \
+    job warm 560 "$stock" nice -n 10 python3 "$here/jobs/warm_kernels.py" --jobs 14
+    job warm-patched 560 "$patched" nice -n 10 python3 "$here/jobs/warm_kernels.py" --jobs 6 \
         --only fp8,einsum
     wait
     grep -h '^\[warm\]' "$logs"/warm*.log

@@ -15,7 +15,7 @@ beside_job() {
 }
 
 warm_native() {
-    job warm-native 400 "$native" nice -n 5 python3 "$here/jobs/warm_kernels.py" --jobs 14
+    job warm-native 560 "$native" nice -n 5 python3 "$here/jobs/warm_kernels.py" --jobs 14
     wait
     grep -h '^\[warm\]' "$logs/warm-native.log"
 }
