@@ -187,7 +187,10 @@ def trees(args: argparse.Namespace) -> dict[str, Tree]:
     return {
         "ours": Tree("ours", path(args.patched, args.site, args.overlay), str(cache)),
         "native": Tree(
-            "native", path(args.native, args.native), str(cache.with_name("vllm-native"))
+            "native",
+            path(args.native, args.native),
+            str(cache.with_name("vllm-native")),
+            jit_warmup=False,
         ),
     }
 
