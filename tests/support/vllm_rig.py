@@ -38,6 +38,10 @@ RELEASES = known.run_by_tests(known.WITH_DSPARK)
 BY_RELEASE = [
     pytest.param(version, marks=pytest.mark.xdist_group(f"vllm-{version}")) for version in RELEASES
 ]
+#: The first and the last, for children that take long: they differ in most. All of them where
+#: VISION_EXP_TEST_ALL=1, as `bench/all_tests.sh` sets it.
+THOROUGH = os.environ.get("VISION_EXP_TEST_ALL", "0") == "1"
+BY_END = BY_RELEASE if THOROUGH else [BY_RELEASE[0], BY_RELEASE[-1]]
 NATIVE = known.run_by_tests(known.NATIVE)[-1]  # serves the model itself: an oracle, never patched
 
 

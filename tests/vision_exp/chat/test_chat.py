@@ -1,4 +1,6 @@
-"""Chat messages, prompts and status codes on every release: one child process for each.
+"""Chat messages, prompts and status codes on the first and the last release, a child each.
+
+On all of them by `bench/all_tests.sh`.
 
 The checks are the functions `check_*` of in_vllm/checks_*.py.
 """
@@ -8,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from vllm_rig import BY_RELEASE, check_results
+from vllm_rig import BY_END, check_results
 
 CHILD = Path(__file__).parent / "in_vllm" / "child_chat.py"
 CHECKS = 46  # so that a check that silently stops running is noticed
 
 
-@pytest.mark.parametrize("version", BY_RELEASE)
+@pytest.mark.parametrize("version", BY_END)
 def test_release(version):
     check_results(CHILD, version, CHECKS)

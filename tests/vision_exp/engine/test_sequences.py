@@ -9,17 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from vllm_rig import check_results
+from vllm_rig import BY_END, check_results
 
 CHILD = Path(__file__).parent / "in_vllm" / "child_sequences.py"
 KINDS = ("lru=8", "shm=5", "none=1", "several=1", "offline=1")  # 30 sequences in all
-# The first and the last release of those that have such caches; they differ in most of this.
-RELEASES = [
-    pytest.param(version, marks=pytest.mark.xdist_group(f"vllm-{version}"))
-    for version in ("0.25.1", "0.29.0")
-]
 
 
-@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("version", BY_END)
 def test_release(version: str) -> None:
     check_results(CHILD, version, len(KINDS), *KINDS)
