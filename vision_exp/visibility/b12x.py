@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vision_exp.visibility import flashinfer, spans
+from vision_exp.visibility import sm120, spans
 from vision_exp.visibility.spans import ImageVisibility
 
 # b12x splits the keys of calls up to this many rows finely, and of larger ones hardly at all
@@ -50,7 +50,7 @@ def widened(visibility: ImageVisibility, swa_metadata: Any) -> Any:
     prefill_swa_lens: int32 (prefill rows,), the used columns. Rows outside images are as before.
     """
     if "b12x" not in visibility.cache:
-        slots, lens = flashinfer.slots(visibility, swa_metadata)
+        slots, lens = sm120.slots(visibility, swa_metadata)
         causal = swa_metadata.prefill_swa_indices
         width = max(slots.shape[-1], causal.shape[-1])
         rows = torch.nn.functional.pad(causal, (0, width - causal.shape[-1]), value=-1)

@@ -2,8 +2,8 @@
 
 The metadata builder of the sliding window knows the batch: its wrapper adds `ImageVisibility` to
 the metadata of a step that prefills an image, from the spans of the step (engine/context.py). The
-attention classes' wrappers (flashmla.py, flashinfer.py) read it. A batch without an image in
-prefill has none: stock buffers, widths and kernels. Compressor, indexer and top-k stay causal
+attention classes' wrappers (flashmla.py, sm120.py, flashinfer.py) read it. A batch without an image
+in prefill has none: stock buffers, widths and kernels. Compressor, indexer and top-k stay causal
 always, and so do decode rows.
 
 An image's keys are at hand when its rows run: the layer inserts all of the chunk's rows into the
@@ -20,7 +20,7 @@ from typing import Any
 from vision_exp import patching
 from vision_exp.config import is_vision_exp
 from vision_exp.engine import context
-from vision_exp.visibility import flashinfer, spans, support
+from vision_exp.visibility import flashinfer, sm120, spans, support
 from vision_exp.visibility.support import has_attr
 
 # What this room needs of vLLM; `hotfix.py drift` looks for it in every release.
@@ -224,7 +224,7 @@ def _prefill_sm120(original: Callable[..., Any], layer: Any, **kwargs: Any) -> N
     original(layer, **kwargs)
     found = spans.get(kwargs["swa_metadata"])
     if found is not None:
-        flashinfer.attend_sm120(layer, found, **kwargs)
+        sm120.attend_sm120(layer, found, **kwargs)
         _note(layer)
 
 

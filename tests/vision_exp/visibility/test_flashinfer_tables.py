@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import wheel_files
 
-from vision_exp.visibility import support
+from vision_exp.visibility import sm120, support
 
 TABLE = "flashinfer.mla._sparse_mla_sm120"
 
@@ -120,3 +120,37 @@ def test_wide_rows_of_images_have_a_kernel_wherever_flashinfer_has_one(
             assert support.sm120_reason(table, 129, 512) == (
                 "flashinfer-sm120-has-no-kernel-for-129-heads-512-keys"
             )
+
+
+CU = "flashinfer/data/csrc/sparse_mla_sm120"
+#: Checks in the source that a call meets: one more is one that nobody here has read.
+CHECKS = {"0.6.14": 19, "0.6.18": 19, "0.7.0.post1": 33, "0.7.2.post1": 41, "0.7.4": 41}
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3])
+
+
+@pytest.mark.parametrize("version", CHECKS)
+def test_the_table_of_checks_has_flashinfers_own_lines(version: str) -> None:
+    python = wheel_files.fetched("flashinfer-python", version, lambda name: False)
+    folder = python / "flashinfer" / "mla"
+    files = [p for p in folder.rglob("*.py") if "_sparse_mla_sm120" in str(p)]
+    end = "/attention_validation.h" if numbers(version) > (0, 7, 0) else "_jit_binding.cu"
+    source = wheel_files.fetched("flashinfer-python", version, lambda n: n == CU + end, "-csrc")
+    texts = {"PY": "\n".join(p.read_text() for p in files), "CU": (source / (CU + end)).read_text()}
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in (sm120.__doc__ or "").splitlines()
+        if line.startswith(("| PY", "| CU"))
+    ]
+    assert len(rows) == 21
+    held = 0
+    for where, between, line, kept in rows:
+        first, last = map(numbers, between.split())
+        if first <= numbers(version) <= last:
+            held += 1
+            assert line.strip("`") in texts[where], line
+            assert kept
+    assert held >= 9
+    assert texts["CU"].count("TVM_FFI_ICHECK") == CHECKS[version]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vision_exp.engine.spans import ImageSpan
-from vision_exp.visibility import flashinfer, spans
+from vision_exp.visibility import sm120, spans
 
 WINDOW, IMAGE, DIM = 128, 384, 16
 
@@ -49,12 +49,12 @@ def test_rows_attend_to_the_whole_image_and_its_window(page: int, heads: int) ->
     none = torch.zeros(0)
     seen = spans.ImageVisibility(none, none, none, tuple(found), WINDOW, IMAGE)
     metadata = SimpleNamespace(block_table=table, block_size=page, num_decodes=decodes)
-    slots, lens = flashinfer.slots(seen, metadata)
+    slots, lens = sm120.slots(seen, metadata)
     assert slots.shape == (row, 1, WINDOW + IMAGE)
     flat = cache.view(-1, DIM)
     query = torch.randn(row, heads, DIM, dtype=torch.float64)
-    parts = list(flashinfer.slices(row, flashinfer.SM120_ROWS))
-    assert max(part.stop - part.start for part in parts) <= flashinfer.SM120_ROWS
+    parts = list(sm120.slices(row, sm120.SM120_ROWS))
+    assert max(part.stop - part.start for part in parts) <= sm120.SM120_ROWS
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(row))
     for span in found:
         # Every ninth row and both ends: a row that read an unwritten page would be not a number.
@@ -66,3 +66,31 @@ def test_rows_attend_to_the_whole_image_and_its_window(page: int, heads: int) ->
             mine = attended(query[index], flat[used])
             want = attended(query[index], keys[decodes + span.request, first : span.image.stop])
             torch.testing.assert_close(mine, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("page", [16, 64, 256])
+def test_an_image_at_every_offset_of_a_page_names_its_keys_alone(page: int) -> None:
+    """One request for each offset, between two decode rows and an image of another length."""
+    torch.manual_seed(page)
+    decodes, lengths = 2, (2, 63, 65, 129, 381)
+    images = [ImageSpan(page + at, page + at + lengths[at % len(lengths)]) for at in range(page)]
+    keys, cache, table = layout(decodes + page, 2 * page + 400, page)
+    starts = [0]
+    for image in images:
+        starts.append(starts[-1] + image.stop - image.first)
+    found = [spans.RowSpan(at, starts[at], image) for at, image in enumerate(images)]
+    none = torch.zeros(0)
+    seen = spans.ImageVisibility(none, none, none, tuple(found), WINDOW, IMAGE)
+    metadata = SimpleNamespace(block_table=table, block_size=page, num_decodes=decodes)
+    slots, lens = sm120.slots(seen, metadata, len(cache))
+    flat = cache.view(-1, DIM)
+    for span in found:
+        rows = torch.arange(span.row, span.row + span.count)
+        position = span.image.first + torch.arange(span.count)
+        first = (position - WINDOW + 1).clamp(min=0).minimum(torch.tensor(span.image.first))
+        assert torch.equal(lens[rows], (span.image.stop - first).to(lens.dtype))
+        column = torch.arange(slots.shape[-1])
+        used = column < lens[rows, None]
+        assert bool((slots[rows, 0][~used] == -1).all())
+        wanted = keys[decodes + span.request][(first[:, None] + column)[used]]
+        assert torch.equal(flat[slots[rows, 0][used].long()], wanted)

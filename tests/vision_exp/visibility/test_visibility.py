@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from vision_exp import settings
 from vision_exp.engine.spans import ImageSpan
-from vision_exp.visibility import flashinfer, support
+from vision_exp.visibility import flashinfer, sm120, support
 from vision_exp.visibility import spans as row_math
 from vision_exp.visibility.spans import RowSpan
 
@@ -115,13 +115,13 @@ def test_sm120_needs_a_kernel_for_its_heads_and_the_wide_row() -> None:
 
 def test_sm120_calls_fit_the_workspace() -> None:
     most = 128 << 20
-    assert flashinfer.sm120_rows(most, 64, 512 + 512) == 64
+    assert sm120.sm120_rows(most, 64, 512 + 512) == 64
     for keys in (512, 1024, 8704):
-        rows = flashinfer.sm120_rows(most, 128, keys)
+        rows = sm120.sm120_rows(most, 128, keys)
         tiles = -(-512 // 64) + -(-(keys - 512) // 64)
         assert 1 <= rows <= 64
         assert rows * 128 * tiles * (512 * 2 + 4) <= most
-    parts = list(flashinfer.slices(130, 64))
+    parts = list(sm120.slices(130, 64))
     assert [(p.start, p.stop) for p in parts] == [(0, 64), (64, 128), (128, 130)]
 
 
@@ -258,9 +258,24 @@ def test_keys_beyond_the_caches_table_are_an_error_before_the_kernel() -> None:
         none = torch.zeros(0)
         seen = row_math.ImageVisibility(none, none, none, (span,), WINDOW, 384)
         if good:
-            slots, lens = flashinfer.slots(seen, metadata)
+            slots, lens = sm120.slots(seen, metadata)
             assert int(slots.max()) < 64
             assert int(lens.max()) == stop
         else:
             with pytest.raises(ValueError, match="table has 6 pages of 64"):
-                flashinfer.slots(seen, metadata)
+                sm120.slots(seen, metadata)
+
+
+@pytest.mark.parametrize(("page", "good"), [(0, True), (6, True), (7, False), (-1, False)])
+def test_a_page_outside_the_cache_is_an_error_before_the_kernel(page: int, good: bool) -> None:
+    """Pages that no row uses may hold anything: the table's end is not written."""
+    table = torch.tensor([[3, 2, page, 99]], dtype=torch.int32)
+    metadata = SimpleNamespace(block_table=table, block_size=64, num_decodes=0)
+    none = torch.zeros(0)
+    span = RowSpan(0, 0, ImageSpan(10, 130))
+    seen = row_math.ImageVisibility(none, none, none, (span,), WINDOW, 384)
+    if good:
+        assert int(sm120.slots(seen, metadata, 7)[0].max()) < 7 * 64
+    else:
+        with pytest.raises(RuntimeError, match="outside the cache's 7"):
+            sm120.slots(seen, metadata, 7)

@@ -27,7 +27,7 @@ from rig_visibility import (
 )
 
 from vision_exp import settings
-from vision_exp.visibility import flashinfer, spans, support
+from vision_exp.visibility import sm120, spans, support
 
 real_describe = support.describe
 
@@ -43,7 +43,7 @@ def builder_rows() -> dict[str, Any]:
         bad += differing(plain, wide)
         visible = spans.get(wide)
         base, row = wide.num_decodes, 0
-        indices, lens = flashinfer.slots(visible, wide)
+        indices, lens = sm120.slots(visible, wide)
         by_row = {int(r): i for i, r in enumerate(visible.rows)}
         for i, request in enumerate(work.requests[base:]):
             for position in range(request.total - request.new, request.total):
