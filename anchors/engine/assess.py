@@ -13,7 +13,7 @@ from anchors.digests import file_digest, sha256
 from anchors.engine import overlay, platforms, receipt
 from anchors.engine.overlay import Package
 from anchors.engine.plan import Plan, make
-from anchors.engine.target import Target
+from anchors.engine.target import Target, shadow
 from anchors.errors import NO, REFUSED, HotfixError, refused
 from anchors.report import Report
 from anchors.sites import all_anchors
@@ -92,6 +92,11 @@ def _assess_once(
     if journal.load(target.root) is not None:
         found, detail = "interrupted", "an earlier run was interrupted; apply rolls it back first"
     notes = (*plan.notes, note) if note else plan.notes
+    if other := shadow(target.root):
+        notes += (
+            f"{other} is another vLLM: `python3 -m` imports that one in this folder, not the one "
+            "told of here; start the server in another folder",
+        )
     return Assessment(plan, found, detail, notes, staged)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from anchors.engine.fast import PACKAGE
 from anchors.engine.overlay import Package, package_folder
 from anchors.engine.source import target_paths
 from anchors.errors import environment, refused
+from anchors.writing.preflight import mount_of
 from anchors.writing.transaction import FileChange, TreeChange
 
 Manifest = dict[str, Any]
@@ -81,6 +83,10 @@ def unstage(overlay_root: str, vllm_root: str) -> OverlayChanges:
     if os.path.realpath(folder) == package_folder(TOOL_ROOT):
         own = f"{folder} left in place: it is this tool's own"
         return OverlayChanges(files=(FileChange(path, former, None),), notes=(own,))
+    if _is_volume(overlay_root, vllm_root):
+        note = f"{folder} left in place: it is on a volume of its own, and another container's"
+        note += f" {vllm_root} may use it; when none does: rm -r {shlex.quote(overlay_root)}/*"
+        return OverlayChanges(notes=(note,))
     staged, ours = staged_digest(folder), manifest.get("digest")
     # An earlier build staged what is not staged any more, and counted it.
     if staged and ours != staged and ours != staged_digest(folder, unstaged=()):
@@ -141,6 +147,15 @@ def _refuse_unsafe(overlay_root: str, vllm_root: str) -> None:
             "what vLLM would load from there is theirs to choose. Nothing was changed.",
             hint=f"chmod go-w {unsafe} (and check its owner), or use --overlay-root DIR",
         )
+
+
+def _is_volume(overlay_root: str, vllm_root: str) -> bool:
+    """Whether a container's vLLM has its overlay on a mount, which other containers may share.
+
+    Their trees have the same path as this one, so no note tells them apart.
+    """
+    vllm, overlay = mount_of(vllm_root), mount_of(overlay_root)
+    return vllm != overlay and vllm[1] == "overlay"
 
 
 def _missing_folders(folder: str) -> list[str]:

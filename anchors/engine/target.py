@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 
 from anchors.errors import environment
@@ -91,6 +92,15 @@ def _on_path() -> str:
         for entry in sys.path
         if os.path.isfile(os.path.join(entry, "vllm", "__init__.py"))
     ]
+    for path in found:
+        if os.path.islink(path):
+            raise environment(
+                "vllm-is-link",
+                f"{path} is a link to {os.path.realpath(path)}, which other environments may use. "
+                "Nothing was changed.",
+                hint="to patch it for all of them, name it: "
+                f"python3 hotfix.py --root {shlex.quote(os.path.realpath(path))} apply",
+            )
     distinct = list(dict.fromkeys(os.path.realpath(path) for path in found))
     if len(distinct) > 1:
         raise environment(
@@ -101,6 +111,16 @@ def _on_path() -> str:
             hint=f"python3 hotfix.py --root {distinct[0]} status",
         )
     return distinct[0]
+
+
+def shadow(root: str) -> str | None:
+    """The vLLM that `python3 -m` takes in the working folder instead of `root`, if there is one."""
+    try:
+        found = os.path.realpath(os.path.join(os.getcwd(), "vllm"))
+    except FileNotFoundError:  # the folder is gone
+        return None
+    is_package = os.path.isfile(os.path.join(found, "__init__.py"))
+    return found if is_package and found != root else None
 
 
 def _version(root: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -13,11 +14,16 @@ from anchors.writing.effects import Effects
 
 WAIT_S = 30.0
 _PAUSE_S = 0.05
+#: A file system without locks: NFS without its lock service, some FUSE ones.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
 def locked(path: str, effects: Effects, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Holds the lock at `path`. Raises HotfixError (exit 6) after `wait_s` seconds of waiting."""
+    """Holds the lock at `path`.
+
+    Raises HotfixError (exit 6) after `wait_s` seconds of waiting, or where there are no locks.
+    """
     folder = os.path.dirname(path)
     refuse_not_ours([folder], [path])
 
@@ -26,18 +32,36 @@ def locked(path: str, effects: Effects, wait_s: float = WAIT_S) -> Iterator[None
         _make_folders(folder, [])
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
-    handle = _acquire(path, opened, time.monotonic() + wait_s)
+    try:
+        handle = _acquire(path, opened, time.monotonic() + wait_s)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        _clear_away(path)
+        raise environment(
+            "no-locks",
+            f"the file system of {folder} has no file locks ({error.strerror}), so another run "
+            "could not be kept out. Nothing was changed.",
+            hint="mount it with locks (NFS: without nolock), or install this vLLM on a local disk",
+        ) from error
     try:
         yield
     finally:
-        # On a disk that fails an empty file may stay. It locks nothing, and must not hide how
-        # the run went.
-        with suppress(OSError):
-            if _same(handle, path):
-                # Unlinked while held: whoever waits on this inode sees that the path is another.
-                os.unlink(path)
-            os.rmdir(folder)
+        # Unlinked while held: whoever waits on this inode sees that the path is another.
+        _clear_away(path, handle)
         os.close(handle)
+
+
+def _clear_away(path: str, handle: int | None = None) -> None:
+    """Removes the lock's file, if it is still `handle`'s, and its folder where that is empty.
+
+    On a disk that fails an empty file may stay. It locks nothing, and must not hide how the run
+    went.
+    """
+    with suppress(OSError):
+        if handle is None or _same(handle, path):
+            os.unlink(path)
+        os.rmdir(os.path.dirname(path))
 
 
 def refuse_not_ours(folders: Iterable[str], files: Iterable[str]) -> None:
@@ -118,6 +142,10 @@ def wait_for_holder(path: str, wait_s: float = WAIT_S) -> bool:
         except BlockingIOError:
             waited = True
             time.sleep(_PAUSE_S)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return waited  # nobody can hold it
         finally:
             os.close(handle)
     return waited

@@ -47,14 +47,34 @@ def check(job: Job) -> None:
 
 def mount_points() -> frozenset[str]:
     """Paths something is mounted on, as this process sees them."""
+    return frozenset(path for path, _ in _mounts())
+
+
+def mount_of(path: str) -> tuple[str, str]:
+    """(mount point, file system's type) that holds an existing or future path; ("", "") unknown."""
+    real = os.path.realpath(path)
+    above = ("", "")
+    for mount in _mounts():  # of two on one point the later covers the earlier
+        inside = os.path.commonpath((real, mount[0])) == mount[0]
+        if inside and len(mount[0]) >= len(above[0]):
+            above = mount
+    return above
+
+
+def _mounts() -> list[tuple[str, str]]:
+    """(mount point, type) of every line of mountinfo, see `man 5 proc_pid_mountinfo`."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            fields = [line.split(" ")[4] for line in file]
+            lines = [line.partition(" - ") for line in file]
     except OSError:
-        return frozenset()
-    return frozenset(
-        re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), path) for path in fields
-    )
+        return []
+    return [
+        (
+            re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), left.split(" ")[4]),
+            right.split(" ")[0],
+        )
+        for left, _, right in lines
+    ]
 
 
 def _existing(place: str) -> str:
@@ -84,19 +104,26 @@ def _writable(place: str) -> None:
 
 
 def _has_space(job: Job) -> None:
-    needed: dict[str, int] = {}
+    """New and old bytes of all that is changed must fit, by file system."""
+    needed: dict[int, int] = {}
+    places: dict[int, str] = {}
+
+    def need(path: str, size: int) -> None:
+        place = _existing(os.path.dirname(path))
+        device = os.stat(place).st_dev
+        places.setdefault(device, place)
+        needed[device] = needed.get(device, _SPARE) + size
+
     for change in job.changes:
-        size = len(change.after or b"") + len(change.before or b"")
-        place = _existing(os.path.dirname(change.path))
-        needed[place] = needed.get(place, 0) + size
+        need(change.path, len(change.after or b""))
+        need(state.undo_folder(job.vllm_root), len(change.before or b""))
     for tree in job.trees:
-        place = _existing(os.path.dirname(tree.final))
-        needed[place] = needed.get(place, 0) + sum(map(len, (tree.files or {}).values()))
-    for place, size in needed.items():
-        status = os.statvfs(place)
-        if status.f_bavail * status.f_frsize < size + _SPARE:
+        need(tree.final, sum(map(len, (tree.files or {}).values())))
+    for device, size in needed.items():
+        status = os.statvfs(places[device])
+        if status.f_bavail * status.f_frsize < size:
             raise environment(
                 "disk-full",
-                f"no space left for {size + _SPARE} bytes in {place}. Nothing was changed.",
+                f"no space left for {size} bytes in {places[device]}. Nothing was changed.",
                 hint="free some space, then run this again",
             )

@@ -71,6 +71,33 @@ def test_two_vllms(tmp_path: Path) -> None:
     assert contents(folders[1]) != before[1]
 
 
+def test_a_package_that_is_a_link(tmp_path: Path) -> None:
+    """A folder that environments share is patched only where it is named."""
+    sources.install("0.29.0", tmp_path / "shared")
+    site = tmp_path / "with a space"
+    site.mkdir()
+    (site / "vllm").symlink_to(tmp_path / "shared" / "vllm")
+    before = contents(tmp_path / "shared")
+    answer = without_a_root(tmp_path, site)
+    check_refusal(answer, 6, "is a link", f"--root {tmp_path}/shared/vllm apply")
+    assert contents(tmp_path / "shared") == before
+    named = without_a_root(tmp_path, site, VLLM_PACKAGE_ROOT=str(site / "vllm"))
+    assert named.code == 0, named.err
+
+
+def test_a_checkout_in_the_working_folder_is_told(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rig.base / "checkout" / "vllm").mkdir(parents=True)
+    monkeypatch.chdir(rig.base / "checkout")
+    assert "is another vLLM" not in rig.run("status").out  # no package: nothing is imported
+    (rig.base / "checkout" / "vllm" / "__init__.py").touch()
+    for verb in ("status", "apply", "verify"):
+        assert f"{rig.base}/checkout/vllm is another vLLM" in rig.run(verb).out
+    monkeypatch.chdir(rig.site)
+    assert "is another vLLM" not in rig.run("status").out
+
+
 def test_namespace_package(tmp_path: Path) -> None:
     sources.install("0.29.0", tmp_path / "one")
     (tmp_path / "one" / "vllm" / "__init__.py").unlink()
