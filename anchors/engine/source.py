@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import shlex
 import stat
 from dataclasses import dataclass
 
@@ -33,12 +34,18 @@ def read(vllm_root: str, path: str) -> Source:
     """
     full = os.path.join(vllm_root, path)
     try:
-        if os.path.realpath(full) != full:
+        real = os.path.realpath(full)
+        if real != full:
+            hint = "reinstall vLLM with copies (uv: --link-mode=copy), then run this again"
+            root = real.removesuffix(f"/{path}")
+            if root != real:  # as in a strict editable install
+                root = shlex.quote(root)
+                hint += f"; or, for all that link there: python3 hotfix.py --root {root} apply"
             raise environment(
                 "target-is-link",
-                f"{path} is a link to {os.path.realpath(full)}, which another environment may "
-                "use. Nothing was changed.",
-                hint="reinstall vLLM with copies (uv: --link-mode=copy), then run this again",
+                f"{path} is a link to {real}, which other environments may use. "
+                "Nothing was changed.",
+                hint=hint,
             )
         if not stat.S_ISREG(os.stat(full).st_mode):
             raise refused(

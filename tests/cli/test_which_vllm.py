@@ -85,6 +85,40 @@ def test_a_package_that_is_a_link(tmp_path: Path) -> None:
     assert named.code == 0, named.err
 
 
+def test_a_strict_editable_install_names_its_checkout(tmp_path: Path) -> None:
+    """Setuptools makes a farm of links, which the checkout's edits shine through."""
+    sources.install("0.29.0", tmp_path / "src")
+    farm = tmp_path / "build" / "__editable__.vllm-0.29.0-py3-none-any"
+    for file in (tmp_path / "src" / "vllm").rglob("*"):
+        if file.is_file():
+            link = farm / file.relative_to(tmp_path / "src")
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
+    before = contents(tmp_path / "src")
+    answer = without_a_root(tmp_path, farm)
+    check_refusal(answer, 6, "is a link", f"--root {tmp_path}/src/vllm apply")
+    assert contents(tmp_path / "src") == before
+
+
+def test_an_editable_install_is_patched_where_its_finder_leads(tmp_path: Path) -> None:
+    sources.install("0.29.0", tmp_path / "src")
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import importlib.util, sys\n"
+        "class Finder:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        init = {str(tmp_path / 'src' / 'vllm' / '__init__.py')!r}\n"
+        "        if name == 'vllm':\n"
+        "            return importlib.util.spec_from_file_location(name, init)\n"
+        "sys.meta_path.append(Finder)\n"
+    )
+    answer = without_a_root(tmp_path, site)
+    assert answer.code == 0, answer.err
+    assert f"{tmp_path}/src/vllm" in answer.out
+
+
 def test_a_checkout_in_the_working_folder_is_told(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
