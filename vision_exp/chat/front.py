@@ -24,7 +24,15 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 MOST_ERRORS = 8
 _LONGEST_TEXT = 1500
-_BASE64 = re.compile(r"(?:[A-Za-z0-9+/_=-]|\\[/rn]){100,}")
+#: Characters at each end of a text that are looked at: a body may hold an image a hundred times.
+_SEARCHED = 8 * _LONGEST_TEXT
+#: A character of base64 in a text or, escaped once or more, in the JSON or repr of one.
+_CODED = r"(?:[A-Za-z0-9+/_=-]|\\{1,4}(?:[/rnt]|u[0-9A-Fa-f]{4}))"
+#: Without a gap; in lines of any length, ten or more; in four or more words that no prose has.
+_BASE64 = re.compile(
+    rf"{_CODED}{{100,}}|(?:{_CODED}+[ \t]*[\r\n]+[ \t]*){{9,}}{_CODED}+"
+    rf"|{_CODED}{{16,}}(?:\s+{_CODED}{{16,}}){{3,}}(?:\s+[A-Za-z0-9+/_-]*=+)?"
+)
 
 
 class Front:
@@ -150,13 +158,12 @@ class _ShortErrors:
 
 def short_body(body: bytes) -> bytes:
     """The JSON of an error without images and long texts; itself if it has none of them."""
-    if len(body) <= _LONGEST_TEXT and not _BASE64.search(body.decode(errors="replace")):
-        return body
     try:
         answer = json.loads(body)
     except ValueError:
         return short(body.decode(errors="replace")).encode()
-    return json.dumps(_map(answer), ensure_ascii=False).encode()
+    shown = _map(answer)
+    return body if shown == answer else json.dumps(shown, ensure_ascii=False).encode()
 
 
 def short_errors(errors: Sequence[Any]) -> list[Any]:
@@ -176,6 +183,8 @@ def _abridged(value: Any) -> Any:
 
 def short(text: str) -> str:
     """The text without base64 and, if it is long, without its middle."""
+    if len(text) > 2 * _SEARCHED:
+        text = f"{text[:_SEARCHED]} ({len(text) - 2 * _SEARCHED} left out) {text[-_SEARCHED:]}"
     text = _BASE64.sub(lambda match: f"<{len(match[0])} characters of data>", text)
     if len(text) <= _LONGEST_TEXT:
         return text

@@ -109,6 +109,8 @@ def read_chat(messages: Sequence[Any], policy: Policy, mark: Callable[[int], str
     without images are left to vLLM, which puts one between them. Raises RuleError naming the
     message, its role and what to do, or the limit and its flag.
     """
+    for index, message in enumerate(messages):
+        _check_message(index, message)
     newest = _newest_turn(messages)
     turns = [_turn(index, message, index < newest) for index, message in enumerate(messages)]
     texts = [turn for turn in turns if turn.role == "tool" and not _images([turn])]
@@ -122,6 +124,21 @@ def read_chat(messages: Sequence[Any], policy: Policy, mark: Callable[[int], str
         images.append(image)
     plain = {id(turn) for turn in texts}
     return Chat([t.message if id(t) in plain else _rebuilt(t) for t in turns], images)
+
+
+def _check_message(index: int, message: Any) -> None:
+    """vLLM's Responses endpoint hands on items that it knows nothing of, and fails at their role.
+
+    A computer's screenshot and a generated image are among them.
+    """
+    if isinstance(_role(message), str):
+        return
+    told = message if isinstance(message, Mapping) else vars(message)
+    kind = told.get("type", type(message).__name__)
+    raise RuleError(
+        f"messages[{index}]: a chat has no place for an item of type {kind!r}, which has no role. "
+        "Leave it out, or say what it holds in a user message."
+    )
 
 
 def has_images(messages: Iterable[Any]) -> bool:

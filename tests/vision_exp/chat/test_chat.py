@@ -11,7 +11,7 @@ import pytest
 from vllm_rig import BY_RELEASE, check_results
 
 CHILD = Path(__file__).parent / "in_vllm" / "child_chat.py"
-CHECKS = 45  # so that a check that silently stops running is noticed
+CHECKS = 46  # so that a check that silently stops running is noticed
 
 
 @pytest.mark.parametrize("version", BY_RELEASE)

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import random
+from textwrap import wrap
 from typing import Any
 
 import pytest
@@ -46,12 +47,20 @@ def test_other_bodies_stay(body):
 def test_errors_lose_data_and_length_only():
     plain = json.dumps({"error": {"message": "no", "code": 400}}, indent=1).encode()
     assert short_body(plain) is plain
-    for coded in (DATA, DATA.replace("+", "-").replace("/", "_"), DATA.replace("/", "\\/")):
+    forms = [DATA, DATA.replace("+", "-").replace("/", "_")]
+    forms += [DATA.replace("/", sign) for sign in ("\\/", "\\u002f", "\\\\u002F")]
+    # Whatever a line's length and its end, also below the length that is cut anyway.
+    ends = ("\n", "\r\n", " \n", "\n\t", "\\n", "\\r\\n", "\\\\n")
+    forms += [end.join(wrap(DATA[:600], width)) for width in (6, 20, 64, 76) for end in ends]
+    forms += [gap.join(wrap(DATA[:600], width)) for width in (20, 76) for gap in (" ", "\t")]
+    for coded in forms:
         body = json.dumps({"error": {"message": f"bad {coded} here", "code": 400}}).encode()
         shown = json.loads(short_body(body))["error"]
         assert shown["message"].startswith("bad <") and shown["message"].endswith("> here")
         assert shown["code"] == 400 and len(shown["message"]) < 60
-    assert len(short("word " * 9000)) < 1600
+    assert len(short("word " * 9000)) < 1600 and short("a\nword\n" * 4) == "a\nword\n" * 4
+    # A body that holds an image a hundred times is not searched from end to end.
+    assert len(short("bad " + f"{DATA[:99]} " * 90_000)) < 1600
     assert len(short_body(b"no json " * 9000)) < 1600
 
 

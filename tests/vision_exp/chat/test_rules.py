@@ -48,6 +48,13 @@ def test_everything_else_is_not(part):
     assert not rules.is_image(part)
 
 
+@pytest.mark.parametrize("item", [{"type": "picture"}, {"role": None}, type("Picture", (), {})()])
+def test_what_has_no_role_is_named(item):
+    user = {"role": "user", "content": "a"}
+    with pytest.raises(RuleError, match=r"messages\[1\]: .* of type '(picture|dict|Picture)'"):
+        read([user, item, user])
+
+
 def test_parts_keep_their_order_and_are_joined_by_two_newlines():
     parts = ["a", IMAGE, {"type": "text", "text": "b\n"}, IMAGE, IMAGE]
     chat = read([{"role": "user", "content": parts}])

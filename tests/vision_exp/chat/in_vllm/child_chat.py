@@ -24,6 +24,7 @@ import checks_chat_random as conversations
 import checks_chat_text as texts
 import checks_clients as clients
 import checks_http as http
+import checks_items as items
 import checks_offline as offline
 import checks_replays as replays
 import rig_chat as rig
@@ -84,7 +85,7 @@ def main() -> None:
                 wanted = len(inspect.signature(check).parameters)
                 run(name, check, *(server, plain)[:wanted])
         over_http = {
-            n: f for n, f in found(http, clients, replays).items() if not only or n in only
+            n: f for n, f in found(http, clients, items, replays).items() if not only or n in only
         }
         if over_http:
             start = time.monotonic()
