@@ -162,6 +162,8 @@ def check_http_anthropic(api: Api) -> None:
         code, answer = api.post("/v1/messages", body)
         assert code == 200, answer
         assert api.last_images() == images
+        code, answer = api.post("/v1/messages", {**body, "top_k": -9})
+        assert code == 400 and "top_k" in str(answer), (code, answer)
     bad = {**source, "data": "aGVsbG8="}
     body["messages"] = [{"role": "user", "content": [{"type": "image", "source": bad}]}]
     code, answer = api.post("/v1/messages", body)
