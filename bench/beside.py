@@ -60,15 +60,15 @@ GOALS = (
 
 @dataclass(frozen=True)
 class Line:
-    """``ratio`` is ours over native, ``low`` and ``high`` its interval; infinite for one pair."""
+    """``ratio`` is ours over native, ``low`` and ``high`` its interval; none for one pair."""
 
     what: str
     unit: str
     ours: float
     native: float
     ratio: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     pairs: int
     goal: float | None
     at_least: bool
@@ -80,10 +80,17 @@ class Line:
         return self.ratio >= self.goal if self.at_least else self.ratio <= self.goal
 
     @property
+    def interval(self) -> str:
+        if self.low is None or self.high is None:
+            return "[one pair]"
+        return f"[{self.low:.3f}, {self.high:.3f}]"
+
+    @property
     def verdict(self) -> str:
         if self.reached is None:
             return "told"
-        inside = self.pairs > 1 and self.low < (self.goal or 0) < self.high
+        low, high = self.low or 0.0, self.high or math.inf
+        inside = self.pairs > 1 and low < (self.goal or 0) < high
         words = "reached" if self.reached else "MISSED"
         words += " (the interval holds the goal)" if inside else ""
         return words if self.pairs >= WANTED or self.unit == "B" else f"{words}, {self.pairs} runs"
@@ -103,12 +110,12 @@ def values(found: list[dict[str, Any]], goal: Goal, side: str) -> dict[int, floa
     return first
 
 
-def ratio(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
+def ratio(pairs: list[tuple[float, float]]) -> tuple[float, float | None, float | None]:
     """Geometric mean of first over second, and its 95 % interval. Values above 0."""
     logs = [math.log(first / second) for first, second in pairs]
     middle = statistics.fmean(logs)
     if len(logs) < 2:
-        return math.exp(middle), 0.0, math.inf
+        return math.exp(middle), None, None
     error = T95.get(len(logs) - 1, 2.262) * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(middle), math.exp(middle - error), math.exp(middle + error)
 
@@ -140,7 +147,7 @@ def main(path: str, *options: str) -> int:
         wanted = "" if each.goal is None else f"{sign} {each.goal:.2f}"
         print(
             f"{each.what:46} ours {each.ours:12.5g}  native {each.native:12.5g} {each.unit:4} "
-            f"ratio {each.ratio:.3f} [{each.low:.3f}, {each.high:.3f}]  {wanted:8} {each.verdict}"
+            f"ratio {each.ratio:.3f} {each.interval}  {wanted:8} {each.verdict}"
         )
     if "--keep" in options:
         today = datetime.date.today().isoformat()

@@ -34,11 +34,13 @@
 #   images    the first token of an image request and the image prefill alone (part of serving)
 #   vision    hidden states, server, tower and images: what a change of these needs
 #   sees      fit a checkpoint that sees, and what it answers; LIMIT= seconds for the answers
+#   sees_served   that checkpoint by ours and by a native vLLM (c.*), over HTTP, many clients
 #   two       two GPUs: tensor parallelism
 #   two_ranks two GPUs: two without the three minutes of requests
 #   two_tower two GPUs: both modes of the tower in milliseconds
 #   differ    two GPUs: two nodes with different overlays alone (part of two)
 #   session   two GPUs: two, DSpark, text bits, caches, memory, server, and then serving times
+#   sees_fit  its fit alone; warm_native   a native vLLM's kernels alone
 #   beside_warm   ours and a native vLLM started once, every row asked once: compiles kernels
 #   beside        ours beside native: requests, prompts, preparation; goes on where it was cut off
 #   beside_start  both servers started at once, five times
@@ -50,7 +52,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 
 known=" setup patch warm first second kernels server figures table cache release serving tower images "
-known+="attention vision sees two two_ranks two_tower differ session beside_warm beside beside_start "
+known+="attention vision sees_fit sees sees_served two two_ranks two_tower differ session "
+known+="warm_native beside_warm beside beside_start "
 refuse() {
     echo "$1; nothing was run" >&2
     echo "next: PIECES=DIR WORK=DIR OUT=DIR tests/gpu/run.sh STAGE...   (all, or some of:$known)" >&2
@@ -88,8 +91,8 @@ mkdir -p "$home"
 source "$here/jobs.sh"
 
 warm() {
-    job warm 400 "$stock" nice -n 10 python3 "$here/jobs/warm_kernels.py" --jobs 14
-    job warm-patched 400 "$patched" nice -n 10 python3 "$here/jobs/warm_kernels.py" --jobs 6 \
+    job warm 560 "$stock" nice -n 10 python3 "$here/jobs/warm_kernels.py" --jobs 14
+    job warm-patched 560 "$patched" nice -n 10 python3 "$here/jobs/warm_kernels.py" --jobs 6 \
         --only fp8,einsum
     wait
     grep -h '^\[warm\]' "$logs"/warm*.log

@@ -14,10 +14,14 @@ beside_job() {
     cp "$logs/$1.log" "$logs"/beside-*-serve.log "$OUT/"
 }
 
-beside_warm() {
-    job warm-native 280 "$native" nice -n 5 python3 "$here/jobs/warm_kernels.py" --jobs 14
+warm_native() {
+    job warm-native 560 "$native" nice -n 5 python3 "$here/jobs/warm_kernels.py" --jobs 14
     wait
     grep -h '^\[warm\]' "$logs/warm-native.log"
+}
+
+beside_warm() {
+    warm_native
     beside_job beside-warm $((590 - SECONDS)) measure --runs 0
 }
 

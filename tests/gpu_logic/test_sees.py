@@ -13,7 +13,7 @@ import torch
 from gpu.checkpoint import aligner, inplace, memory, noise, sees, tiny_checkpoint
 from gpu.checkpoint.ridge import NotFitted, Ridge
 from gpu.lib import sights
-from gpu.lib.accuracy import Score, as_alone, differing, score
+from gpu.lib.accuracy import Score, as_alone, as_right, differing, score
 from gpu.reference.image import patches_of
 from gpu.reference.vision import ReferenceVision
 from tokenizers import Tokenizer
@@ -157,6 +157,8 @@ def test_too_little_memory_is_refused_with_figures(tmp_path: Path) -> None:
 def test_answers_may_differ_a_point_more_than_two_runs_alone() -> None:
     assert differing("abcd", "abce") == 0.25
     assert as_alone(0.26, 0.25) and not as_alone(0.27, 0.25)
+    # McNemar: of 100 that one side alone has right, 59 and 41 are chance, 60 and 40 are not.
+    assert as_right(59, 41) and not as_right(60, 40) and not as_right(40, 60) and as_right(0, 0)
     assert score("ab", "aa", 4) == Score(0.5, 0.25, 1.0, 2)
 
 

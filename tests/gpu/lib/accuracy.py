@@ -45,3 +45,12 @@ def differing(one: Sequence[object], two: Sequence[object]) -> float:
 def as_alone(share: float, repeats: float) -> bool:
     """Whether ``share`` of differing answers is at most a point above that of two runs alone."""
     return share <= repeats + ALLOWED + 1e-9
+
+
+def as_right(here: int, there: int) -> bool:
+    """Whether right answers are as many on both sides, of which these many on one side alone.
+
+    McNemar's test without correction, two-sided at 5 %: the two counts differ by no more than
+    1.96 times the root of their sum (https://doi.org/10.1007/BF02295996).
+    """
+    return abs(here - there) <= 1.96 * (here + there) ** 0.5
