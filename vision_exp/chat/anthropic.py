@@ -43,7 +43,12 @@ def check_images(request: Any) -> None:
 def _holds_image(value: Any) -> bool:
     """Whether a block that vLLM leaves out, such as a document, holds an image at any depth."""
     if isinstance(value, Mapping):
-        return value.get("type") in _IMAGES or any(map(_holds_image, value.values()))
+        told = (str(value.get(key)).lower() for key in ("media_type", "url"))
+        return (
+            value.get("type") in _IMAGES
+            or any(text.startswith(("image/", "data:image/")) for text in told)
+            or any(map(_holds_image, value.values()))
+        )
     return isinstance(value, list) and any(map(_holds_image, value))
 
 
@@ -56,7 +61,7 @@ def _check(where: str, role: str, source: Any) -> None:
     if not isinstance(source, Mapping) or not source:
         raise RuleError(f"{where}: the image block has no source. Send base64 data or a URL.")
     kind = source.get("type", "base64")
-    if kind not in _SOURCES:
+    if not isinstance(kind, str) or kind not in _SOURCES:
         raise RuleError(
             f"{where}: images with a source of type {kind!r:.40} are not supported. This server "
             "keeps no files: send base64 data or a URL."

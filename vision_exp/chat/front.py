@@ -26,12 +26,16 @@ MOST_ERRORS = 8
 _LONGEST_TEXT = 1500
 #: Characters at each end of a text that are looked at: a body may hold an image a hundred times.
 _SEARCHED = 8 * _LONGEST_TEXT
-#: A character of base64 in a text or, escaped once or more, in the JSON or repr of one.
-_CODED = r"(?:[A-Za-z0-9+/_=-]|\\{1,4}(?:[/rnt]|u[0-9A-Fa-f]{4}))"
-#: Without a gap; in lines of any length, ten or more; in four or more words that no prose has.
+#: A character of base64 in a text, in a URL or, escaped once or more, in JSON or a repr.
+_CODED = r"(?:[A-Za-z0-9+/_=-]|\\{1,4}(?:[/rnt]|u[0-9A-Fa-f]{4})|%[0-9A-Fa-f]{2})"
+_WORD = rf"\s+{_CODED}{{16,}}"
+_LAST = r"(?:\s+[A-Za-z0-9+/_-]*=+)?"
+#: In a data URL, also one cut short; without a gap; in lines of any length, ten or more; in four or
+#: more words that no prose has, three where they are long or are a list's items.
 _BASE64 = re.compile(
-    rf"{_CODED}{{100,}}|(?:{_CODED}+[ \t]*[\r\n]+[ \t]*){{9,}}{_CODED}+"
-    rf"|{_CODED}{{16,}}(?:\s+{_CODED}{{16,}}){{3,}}(?:\s+[A-Za-z0-9+/_-]*=+)?"
+    rf";(?i:base64),\s*{_CODED}+(?:{_WORD})*{_LAST}"
+    rf"|{_CODED}{{100,}}|(?:{_CODED}+[ \t]*[\r\n]+[ \t]*){{9,}}{_CODED}+"
+    rf"|{_CODED}{{16,}}(?:{_WORD}){{3,}}{_LAST}|{_CODED}{{48,}}(?:[\s'\",]+{_CODED}{{16,}}){{2,}}"
 )
 
 
@@ -173,8 +177,15 @@ def short_errors(errors: Sequence[Any]) -> list[Any]:
     return [*kept, {"type": "more", "msg": f"{left} more errors are left out"}] if left else kept
 
 
+class _Brief(reprlib.Repr):
+    """A repr that leaves out images before it cuts, which would leave both ends of them."""
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(short(x), level)
+
+
 def _abridged(value: Any) -> Any:
-    brief = reprlib.Repr()
+    brief = _Brief()
     brief.maxstring = brief.maxother = 80
     brief.maxdict = brief.maxlist = 3
     told = brief.repr(value)

@@ -40,6 +40,7 @@ REQUIRES = (
     "vllm.config.model:ModelConfig.{allowed_local_media_path, allowed_media_domains}",
     "vllm.config.multimodal:MultiModalConfig.{get_limit_per_prompt(modality), media_io_kwargs}",
     "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.{create_messages, count_tokens}",
+    "vllm.entrypoints.openai.responses.utils:_construct_message_from_response_item(item)",
     "vllm.entrypoints.serve.engine.serving:"
     "BaseServing.create_error_response(message) | vllm.entrypoints.openai.engine.serving:"
     "OpenAIServing.create_error_response(message)",
@@ -96,6 +97,7 @@ def install() -> None:
     patching.when_imported("vllm.v1.engine.core", _wrap_engine_core)
     patching.when_imported("vllm.entrypoints.anthropic.serving", _wrap_anthropic)
     patching.when_imported("vllm.entrypoints.offline_utils", _wrap_offline)
+    patching.when_imported("vllm.entrypoints.openai.responses.utils", _wrap_items)
     patching.when_imported("vllm.renderers.online_renderer", _wrap_online_renderer)
     patching.when_imported("vllm.entrypoints.serve.sagemaker.api_router", _wrap_routes)
 
@@ -122,6 +124,10 @@ def _wrap_anthropic(module: ModuleType) -> None:
 
 def _wrap_offline(module: ModuleType) -> None:
     patching.wrap(module.OfflineInferenceMixin, "_render_and_add_requests", _add_requests)
+
+
+def _wrap_items(module: ModuleType) -> None:
+    patching.wrap(module, "_construct_message_from_response_item", _message_of_item)
 
 
 def _wrap_online_renderer(module: ModuleType) -> None:
@@ -216,17 +222,23 @@ def _preprocess_add_request(original: Any, self: Any, request: Any) -> Any:
 async def _answer_client_errors(
     original: Any, self: Any, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    from vllm.exceptions import VLLMValidationError
-
     try:
         if _is_vision(self):
             with _client_errors():
                 anthropic.check_images(request)
         return await original(self, request, *args, **kwargs)
-    except VLLMValidationError as error:
+    except ValueError as error:  # as the other endpoints do
         if not _is_vision(self):
             raise
         return self.create_error_response(error)
+
+
+def _message_of_item(original: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
+    message = original(item, *args, **kwargs)
+    if message is None or isinstance(message, dict):
+        return message
+    # An object that vLLM knows nothing of: it would fail at the next item. See rules.read_chat.
+    return {"type": getattr(message, "type", type(message).__name__)}
 
 
 async def _preprocess_chat(

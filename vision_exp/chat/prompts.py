@@ -29,6 +29,25 @@ from vision_exp.layout import (
 _NAMES = {token_id: name for name, token_id in TOKENS.items()}
 
 
+def check_rendered(prompt: Any) -> None:
+    """Check that every image of an engine input has one place, one hash and one item of data.
+
+    Another server's may hold anything, and vLLM would end with an IndexError. Raises what maps to
+    HTTP 400.
+    """
+    if prompt.get("type") != "multimodal":
+        return
+    places, hashes, data = (
+        {kind: len(items) for kind, items in prompt[key].items() if items}
+        for key in ("mm_placeholders", "mm_hashes", "mm_kwargs")
+    )
+    if not places == hashes == data:
+        raise bad_request(
+            f"the rendered prompt has places of {places}, hashes of {hashes} and data of {data}: "
+            "each image needs one of each. Send what the render endpoint gave, unchanged"
+        )
+
+
 def check_processed(request: Any, hf_config: Any) -> None:
     """Check what InputProcessor.process_inputs made, and give its images their `is_embed`.
 

@@ -131,13 +131,15 @@ def _check_message(index: int, message: Any) -> None:
 
     A computer's screenshot and a generated image are among them.
     """
-    if isinstance(_role(message), str):
+    role = _role(message)
+    if role and isinstance(role, str):
         return
-    told = message if isinstance(message, Mapping) else vars(message)
-    kind = told.get("type", type(message).__name__)
+    kind = type(message).__name__
+    if isinstance(message, Mapping):
+        kind = message.get("type", kind)
     raise RuleError(
-        f"messages[{index}]: a chat has no place for an item of type {kind!r}, which has no role. "
-        "Leave it out, or say what it holds in a user message."
+        f"messages[{index}]: a chat has no place for an item of type {kind!r:.80}, which has no "
+        "role. Leave it out, or say what it holds in a user message."
     )
 
 

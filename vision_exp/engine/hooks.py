@@ -76,7 +76,8 @@ REQUIRES = (
     "invalid_modes)",
     "vllm.v1.engine.async_llm:AsyncLLM.{generate, vllm_config}",
     "vllm.v1.engine.core:EngineCoreProc.{_handle_request_preproc_error(request), scheduler}",
-    "vllm.v1.engine.input_processor:InputProcessor.{process_inputs, vllm_config, renderer}",
+    "vllm.v1.engine.input_processor:InputProcessor.{process_inputs(request_id, prompt), "
+    "vllm_config, renderer}",
     "vllm.v1.engine:EngineCoreOutput.{request_id, new_token_ids, finish_reason, stop_reason}",
     "vllm.v1.engine:EngineCoreOutputs.outputs",
     "vllm.v1.engine:FinishReason.ERROR",
@@ -170,14 +171,18 @@ def _wrap_input_processor(module: ModuleType) -> None:
     patching.wrap(module.InputProcessor, "process_inputs", _process_inputs)
 
 
-def _process_inputs(original: Callable[..., Any], processor: Any, *args: Any, **kwargs: Any) -> Any:
-    request = original(processor, *args, **kwargs)
+def _process_inputs(
+    original: Any, processor: Any, request_id: Any, prompt: Any, *args: Any, **kwargs: Any
+) -> Any:
     vllm_config = processor.vllm_config
-    if is_vision_exp(vllm_config.model_config.hf_config):
-        # Placeholders first: only blocks that are what they claim have a size to speak of.
-        prompts.check_processed(request, vllm_config.model_config.hf_config)
-        intake.check_known(processor.renderer.mm_processor_cache, request.mm_features or ())
-        scheduling.check_fits(request.mm_features or (), vllm_config)
+    if not is_vision_exp(vllm_config.model_config.hf_config):
+        return original(processor, request_id, prompt, *args, **kwargs)
+    prompts.check_rendered(prompt)
+    request = original(processor, request_id, prompt, *args, **kwargs)
+    # Placeholders first: only blocks that are what they claim have a size to speak of.
+    prompts.check_processed(request, vllm_config.model_config.hf_config)
+    intake.check_known(processor.renderer.mm_processor_cache, request.mm_features or ())
+    scheduling.check_fits(request.mm_features or (), vllm_config)
     return request
 
 

@@ -26,7 +26,7 @@ def lowered(config: VisionConfig, kwargs: Mapping[str, Any]) -> VisionConfig:
     flat = dict(kwargs)
     nested = flat.pop(_NESTED, None) or {}
     if not isinstance(nested, Mapping):
-        raise ValueError(f"mm_processor_kwargs: {_NESTED} must be an object, got {nested!r:.60}")
+        raise ValueError(f"mm_processor_kwargs: {_NESTED} must be an object, got {nested!r:.20}")
     flat = {key: value for key, value in {**flat, **nested}.items() if value is not None}
     most = flat.pop(MAX_PIXELS, None)
     if flat:
@@ -40,6 +40,6 @@ def lowered(config: VisionConfig, kwargs: Mapping[str, Any]) -> VisionConfig:
     if not isinstance(most, int) or isinstance(most, bool) or most < MIN_BUDGET * cell:
         raise ValueError(
             f"mm_processor_kwargs: {MAX_PIXELS} must be a whole number of at least "
-            f"{MIN_BUDGET * cell} ({MIN_BUDGET} tokens of {cell} pixels), got {most!r:.60}"
+            f"{MIN_BUDGET * cell} ({MIN_BUDGET} tokens of {cell} pixels), got {most!r:.20}"
         )
     return dataclasses.replace(config, max_n_token=min(config.max_n_token, most // cell))

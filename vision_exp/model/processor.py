@@ -248,7 +248,7 @@ def _check_known(images: NormalizedImages, cached: Sequence[bool]) -> None:
     ):
         if image is None and not known:
             raise VLLMValidationError(
-                f"image {index} is only its uuid {uuid!r:.80}, under which this server has no "
+                f"image {index} is only its uuid {uuid!r:.40}, under which this server has no "
                 "image, or has none any more: send the image together with its uuid",
                 parameter="image",
             )

@@ -167,6 +167,7 @@ def check_clients_anthropic_images(api: Api) -> None:
         ({"type": "file", "file_id": "f1"}, "'file'"),
         ({"type": "base64", "media_type": "image/png"}, "'data'"),
         ({"type": "url"}, "'url'"),
+        ({"type": ["url"]}, "['url']"),
     ):
         bad = {"type": "image", **({} if source is None else {"source": source})}
         refused("messages[0].content[1]", messages=[user(good, bad)])
@@ -175,8 +176,9 @@ def check_clients_anthropic_images(api: Api) -> None:
         result = {"type": "tool_result", "tool_use_id": "c1", "content": [text("a"), bad]}
         turns = [ASK, {"role": "assistant", "content": [call]}, user(result)]
         refused("messages[2].content[0].content[1]", messages=turns)
-    turns[2] = user(result | {"content": [text("a"), {"type": "document", "source": [good]}]})
-    refused("messages[2].content[0].content[1]", messages=turns)
+    for source in ([good], good["source"], {"type": "url", "url": URL}):
+        turns[2] = user(result | {"content": [text("a"), {"type": "document", "source": source}]})
+        refused("messages[2].content[0].content[1]", messages=turns)
     for role in ("assistant", "system"):
         turns = [ASK, {"role": role, "content": [text("a"), good]}, ASK]
         refused("messages[1].content[1]", messages=turns)
@@ -210,15 +212,14 @@ def check_clients_mm_processor_kwargs(api: Api) -> None:
         {"min_pixels": 3},
         {"size": {"height": 2}},
         {"max_pixels": 3},
-        {"max_pixels": "9"},
+        {"max_pixels": URL},
     ):
         assert next(iter(wrong)) in str(error_of(lambda w=wrong: ask(w)))
     body = {"mm_processor_kwargs": {"do_resize": False}}
     item = {"role": "user", "content": [{"type": "input_image", "image_url": URL}]}
     if responses_take_options():
-        error = error_of(
-            lambda: api.client.responses.create(model=api.model, input=[item], extra_body=body)
-        )
+        make = api.client.responses.create
+        error = error_of(lambda: make(model=api.model, input=[item], extra_body=body))
         assert "do_resize" in str(error)
 
 
@@ -247,8 +248,7 @@ def check_clients_cut_and_unknown_images(api: Api) -> None:
 
 def check_clients_image_as_text_is_warned(api: Api) -> None:
     """Once for each kind of place, in every form of base64."""
-    data = rig.png(rig.sample_image(3, (200, 150)).rotate(30))
-    data += os.urandom(400)
+    data = rig.png(rig.sample_image(3, (200, 150)).rotate(30)) + os.urandom(400)
     encoded = rig.data_url(data, "")
     args = json.dumps({"a": encoded}).replace("/", r"\/")
     answer = {"role": "assistant", "content": "ok"}

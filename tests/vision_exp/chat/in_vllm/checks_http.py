@@ -162,6 +162,8 @@ def check_http_anthropic(api: Api) -> None:
         code, answer = api.post("/v1/messages", body)
         assert code == 200, answer
         assert api.last_images() == images
+        code, answer = api.post("/v1/messages", {**body, "top_k": -9})
+        assert code == 400 and "top_k" in str(answer), (code, answer)
     bad = {**source, "data": "aGVsbG8="}
     body["messages"] = [{"role": "user", "content": [{"type": "image", "source": bad}]}]
     code, answer = api.post("/v1/messages", body)
@@ -181,6 +183,12 @@ def check_http_render(api: Api) -> None:
     for one, other in zip(direct, sent, strict=True):
         assert one.mm_position.get_num_embeds() == other.mm_position.get_num_embeds()
         assert one.mm_position.is_embed.equal(other.mm_position.is_embed)
+    # Places, hashes and data of different numbers or kinds.
+    for key, given in rendered["features"].items():
+        for value in ({}, {"image": given["image"][:1]}, {"video": given["image"]}):
+            changed = {**rendered, "features": {**rendered["features"], key: value}}
+            code, answer = api.post("/inference/v1/generate", changed)
+            assert code == 400, (key, value, code, answer)
     ids = rendered["token_ids"]
     start = ids.index(129257)
     places = json.loads(json.dumps(rendered["features"]["mm_placeholders"]))

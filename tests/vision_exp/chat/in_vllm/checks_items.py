@@ -7,6 +7,7 @@ from typing import Any
 from checks_clients import LARGE, URL, Api, error_of
 
 MESSAGE = {"role": "user", "content": "What is shown?"}
+SEEN = {"type": "input_image", "image_url": URL}
 SHOT = {"type": "computer_screenshot", "image_url": LARGE}
 #: Items of which vLLM makes no message; some hold an image.
 ITEMS: tuple[dict[str, Any], ...] = (
@@ -17,15 +18,19 @@ ITEMS: tuple[dict[str, Any], ...] = (
     {"type": "local_shell_call_output", "id": "s", "output": "done"},
     {"type": "mcp_approval_response", "approval_request_id": "m", "approve": True},
     {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+    # These become objects of vLLM's, not dicts.
+    {"type": "custom_tool_call_output", "call_id": "c", "id": "o", "output": [SEEN]},
+    {"type": "code_interpreter_call", "id": "i", "code": "a", "container_id": "c"}
+    | {"status": "completed", "outputs": [{"type": "image", "url": LARGE}]},
 )
 
 
 def check_items_without_a_role_are_named(api: Api) -> None:
     make = api.client.responses.create
     for item in ITEMS:
-        for items in ([item], [MESSAGE, item], [item, MESSAGE]):
+        for items in ([item], [MESSAGE, item], [item, MESSAGE], [MESSAGE, item, MESSAGE]):
             error = error_of(lambda given=items: make(model=api.model, input=given))
             assert item["type"] in str(error), error
     # The next one is served.
-    shown = {"type": "input_image", "image_url": URL}
-    assert make(model=api.model, input=[{"role": "user", "content": [shown]}], max_output_tokens=1)
+    make(model=api.model, input=[{"role": "user", "content": [SEEN]}], max_output_tokens=1)
+    assert api.last_images() == 1

@@ -192,7 +192,7 @@ def taken_in(prompt: Any, processor: Any, blocks: bool = True) -> str:
     )
     with answer as checked:
         try:
-            same = hooks._process_inputs(lambda _: prompt, processor) is prompt
+            same = hooks._process_inputs(lambda *_: prompt, processor, "r", {}) is prompt
         except Exception as error:  # noqa: BLE001 - the type is what is checked
             return f"{type(error).__name__}: {error}"
         return f"accepted, {checked.call_count} checked" if same else "another request"
