@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,13 @@ class Fault:
     old: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     equivalent: str = ""
+
+    @property
+    def mark(self) -> str:
+        """What tells this fault, with its tests as they are named now, from every other one."""
+        return hashlib.sha256(
+            repr((self.file, self.tests, self.old, self.new)).encode()
+        ).hexdigest()[:8]
 
     def change(self, source: str) -> str:
         """`source` with the fault in it. Raises ValueError unless its place is there once."""

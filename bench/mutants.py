@@ -22,6 +22,7 @@ than 95 % noticed; 2 for a place that is not found.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -35,8 +36,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import reporting
 from mutant_lists import REPO, Fault, parse, read
@@ -158,31 +160,34 @@ def start_child_python(folder: Path) -> None:
     warm._python(tuple((key, offline[key]) for key in warm.AT_IMPORT if key in offline))
 
 
-def judge(faults: Sequence[Fault], limit: float = LIMIT_S, *, loud: bool = True) -> list[Fault]:
-    """Makes each fault and gives those that were missed; so are all of tests that fail without."""
+def judge(faults: Sequence[Fault], limit: float = LIMIT_S) -> tuple[list[Fault], dict[str, float]]:
+    """Makes each fault; gives those that were missed, and the seconds of each by its mark.
+
+    Missed are all of tests that fail without a fault, too. Ctrl-C leaves out what is not run yet.
+    """
     prepare()
-    missed = []
+    missed, took = [], {}
     broken: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Copy(Path(folder), limit)
         start_child_python(copy.folder)
-        for fault in faults:
-            if fault.equivalent:
-                continue
-            start = time.monotonic()
-            fails = not copy.passes(fault.tests)
-            if fails:
-                broken.add(shlex.join(fault.tests))
-            noticed = not fails and copy.notices(fault)
-            if not noticed:
-                missed.append(fault)
-            if loud:
+        with contextlib.suppress(KeyboardInterrupt):
+            for fault in faults:
+                if fault.equivalent:
+                    continue
+                start = time.monotonic()
+                fails = not copy.passes(fault.tests)
+                if fails:
+                    broken.add(shlex.join(fault.tests))
+                noticed = not fails and copy.notices(fault)
+                if not noticed:
+                    missed.append(fault)
+                took[fault.mark] = round(time.monotonic() - start, 1)
                 word = "noticed" if noticed else "MISSED "
-                seconds = time.monotonic() - start
-                print(f"{word} {seconds:6.1f} s  {fault.room}: {fault.seen}", flush=True)
+                print(f"{word} {took[fault.mark]:6.1f} s  {fault.room}: {fault.seen}", flush=True)
     for tests in sorted(broken):
         print(f"fails without a fault, so its faults count as missed: {tests}")
-    return missed
+    return missed, took
 
 
 def show(faults: Sequence[Fault], missed: Sequence[Fault], seconds: float) -> float:
@@ -207,32 +212,42 @@ def show(faults: Sequence[Fault], missed: Sequence[Fault], seconds: float) -> fl
     return share
 
 
-def kept(date: str) -> dict[str, dict[str, list[str]]]:
-    """Room -> what `--save` wrote that day: faults that were missed, and that were not run."""
+def kept(date: str) -> dict[str, dict[str, Any]]:
+    """Room -> its row of what `--save` wrote that day."""
     path = reporting.RESULTS / f"mutants-{date}.json"
-    rooms = json.loads(path.read_text(encoding="utf-8"))["rooms"] if path.exists() else {}
-    return {room: {key: row[key] for key in ("missed", "not run")} for room, row in rooms.items()}
+    found: dict[str, dict[str, Any]] = {}
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))["rooms"]
+    return found
 
 
-def save(run: Sequence[Fault], missed: Sequence[Fault], seconds: float) -> None:
-    """Keep a run's rows in the day's file, over what an earlier run of that day left there."""
+def save(took: Mapping[str, float], missed: Sequence[Fault]) -> None:
+    """Keep a run's rows in the day's file, over what earlier runs of that day left there.
+
+    `took`: mark -> seconds of each fault that was run. A fault that was changed since is not run.
+    """
     before = kept(datetime.date.today().isoformat())
     rooms = {}
     for room in dict.fromkeys(fault.room for fault in read()):
         every = [fault for fault in read([room]) if not fault.equivalent]
-        done = {fault.seen for fault in run if fault.room == room}
-        lost = {fault.seen for fault in missed if fault.room == room}
-        old = before.get(room, {"missed": [], "not run": [one.seen for one in every]})
-        names = [fault.seen for fault in every]
-        lost |= set(old["missed"]) - done
-        never = set(old["not run"]) - done
+        old = before.get(room, {"missed": [], "seconds": {}})
+        seconds = {**old["seconds"], **took}
+        lost = {fault.mark for fault in missed} | {
+            one.mark for one in every if one.seen in old["missed"] and one.mark not in took
+        }
+        run = [fault for fault in every if fault.mark in seconds]
         rooms[room] = {
             "made": len(every),
-            "noticed": sum(name not in lost | never for name in names),
-            "missed": [name for name in names if name in lost],
-            "not run": [name for name in names if name in never],
+            "noticed": sum(fault.mark not in lost for fault in run),
+            "missed": [fault.seen for fault in run if fault.mark in lost],
+            "not run": [fault.seen for fault in every if fault.mark not in seconds],
+            "seconds": {fault.mark: seconds[fault.mark] for fault in run},
         }
-    reporting.save("mutants", {"seconds of the last run": round(seconds), "rooms": rooms})
+    reporting.save("mutants", {"rooms": rooms})
+
+
+def _is_noticed(fault: Fault, row: Mapping[str, Any]) -> bool:
+    return fault.mark in row.get("seconds", ()) and fault.seen not in row["missed"]
 
 
 def main() -> int:
@@ -263,12 +278,12 @@ def main() -> int:
         faults = sample(faults, arguments.sample, arguments.date)
     if arguments.again:
         found = kept(arguments.date)
-        left = {(room, one) for room, row in found.items() for ones in row.values() for one in ones}
-        faults = [one for one in faults if (one.room, one.seen) in left]
+        faults = [one for one in faults if not _is_noticed(one, found.get(one.room, {}))]
     start = time.monotonic()
-    missed = judge(faults, arguments.limit)
+    missed, took = judge(faults, arguments.limit)
+    faults = [one for one in faults if one.equivalent or one.mark in took]
     if arguments.save:
-        save(faults, missed, time.monotonic() - start)
+        save(took, missed)
     return 0 if show(faults, missed, time.monotonic() - start) >= WANTED else 1
 
 

@@ -145,9 +145,9 @@ class Observations(dict[str, Any]):
         return value
 
 
-def observe(script: Path, tree: Path, **options: Any) -> Observations:
-    """What the checks of `script` saw in `tree`. Options are those of `run_child`."""
-    done = run_child(script, tree, **options)
+def observe(script: Path, tree: Path, *checks: str, **options: Any) -> Observations:
+    """What `checks` of `script` saw in `tree`, all without any. Options: those of `run_child`."""
+    done = run_child(script, tree, *checks, **options)
     if done.returncode == 0:
         return Observations(json.loads(done.stdout.splitlines()[-1]))
     found = Observations()

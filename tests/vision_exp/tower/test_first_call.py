@@ -122,3 +122,38 @@ def test_a_call_inside_someones_capture_prepares_and_replays_nothing(card: Card)
     card.capturing = True
     run(one, (28, 28))
     assert card.calls[-1] == ("launch", [784], "chosen")
+
+
+def test_an_image_runs_in_the_smallest_graph_that_holds_it() -> None:
+    buckets: Any = [Bucket(rows) for rows in graphs.SIZES]
+    for rows in range(1, graphs.SIZES[-1] + 2):
+        found = graphs.find_bucket(buckets, [rows])
+        holding = [bucket for bucket in buckets if bucket.rows >= rows]
+        assert found is (holding[0] if holding else None), rows
+
+
+@pytest.mark.parametrize(
+    ("error", "serves"),
+    [(0.0, True), (0.1, True), (0.11, False), (float("inf"), False), (float("nan"), False)],
+)
+def test_replays_serve_only_if_each_gives_the_launched_rows(
+    error: float, serves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = iter([0.0, error])
+    monkeypatch.setattr(graphs, "StaticBuffers", lambda *_: None)
+    monkeypatch.setattr(graphs, "make_buckets", lambda _, sizes: [Bucket(rows) for rows in sizes])
+    monkeypatch.setattr(
+        graphs, "_replay_error", lambda *_: torch.tensor(next(errors), dtype=torch.float64)
+    )
+    one: Any = SimpleNamespace(patch_embed=lambda patches: patches)
+    found = graphs.capture_all(one, torch.empty(1), Backend(), graphs._run_once, (639, 767))
+    assert (found is not None) is serves
+
+
+def test_an_answer_stays_when_the_next_image_runs() -> None:
+    one = object.__new__(graphs.Bucket)
+    one.static = graphs.StaticBuffers(6, torch.empty(6, 3, 2, 2), torch.empty(6, 12))
+    one.replay = lambda: one.static.out.copy_(one.static.patches[:, :12])
+    first = one.run(torch.ones(6, 3, 2, 2), 3)
+    one.run(torch.zeros(4, 3, 2, 2), 2)
+    assert bool((first == 1).all())

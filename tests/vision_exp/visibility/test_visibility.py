@@ -6,6 +6,7 @@ kernels that attend by plain attention over the keys that the index rows name.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,9 @@ from vision_exp.visibility.spans import RowSpan
 
 CHILD = Path(__file__).parent / "in_vllm" / "child_visibility.py"
 WINDOW = 128
+
+#: Names of the child's checks to run alone; tests of the others fail then. For bench/mutants.py.
+ONLY = os.environ.get("VISION_EXP_TEST_CHECKS", "").split()
 
 
 def seen_by(position: int, images: list[ImageSpan]) -> range:
@@ -152,7 +156,8 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=RELEASES)
 def release(request: pytest.FixtureRequest, launches: Path) -> dict[str, Any]:
     environment = {"TRITON_INTERPRET": "1", "VISION_EXP_TEST_LAUNCHES": str(launches)}
-    return vllm_rig.observe(CHILD, vllm_rig.tree(request.param), env=environment, timeout=600)
+    tree = vllm_rig.tree(request.param)
+    return vllm_rig.observe(CHILD, tree, *ONLY, env=environment, timeout=600)
 
 
 def test_the_builders_rows_follow_the_rule_and_stock_fields_stay(release: dict[str, Any]) -> None:

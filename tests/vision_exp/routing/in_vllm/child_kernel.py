@@ -35,11 +35,13 @@ def case(rows: int, experts: int, top_k: int, dtype: torch.dtype, ids: torch.dty
     if hashed:
         table = torch.stack([torch.randperm(experts)[:top_k] for _ in range(50)]).to(ids)
         tokens = torch.randint(-3, 53, (rows,)).to(ids)
+        tokens[2], tokens[5] = 52, -3  # text rows, whose tokens lie beyond the table's ends
     # Coarse biases, so that equal biased scores are equal in every precision.
     # Those of images are low enough that all scores of the tied row are negative.
     bias, bias_vl = (torch.randint(*ends, (experts,)) / 4.0 for ends in ((-8, 8), (-16, -4)))
     mask = torch.rand(rows) < 0.5
     mask[:5] = torch.tensor([True, True, False, True, True])
+    mask[5:6] = False
     return (logits, None if hashed else bias, bias_vl, mask), {
         "top_k": top_k,
         "scale": 1.5,
