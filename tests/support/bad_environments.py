@@ -7,6 +7,8 @@ The mounts live in a mount namespace of their own and vanish with the process.
 from __future__ import annotations
 
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 from hotfix_rig import Answer, Rig
@@ -37,3 +39,21 @@ def without_privilege(rig: Rig, *words: str) -> Answer:
     """As a user to whom file modes matter: root gives up the capabilities that ignore them."""
     prefix = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
     return rig.spawn(*words, before=prefix if os.geteuid() == 0 else ())
+
+
+_MOUNT = "mount -t overlay overlay -o redirect_dir=off,lowerdir={0},upperdir={1},workdir={2} {0}"
+
+
+def in_container(rig: Rig, layer: Path, *commands: str) -> subprocess.CompletedProcess[str]:
+    """Runs commands where the tree is an image's, and what they write goes to `layer`."""
+    for name in ("upper", "work"):
+        (layer / name).mkdir(parents=True, exist_ok=True)
+    mount = _MOUNT.format(rig.base, layer / "upper", layer / "work")
+    script = " && ".join([mount, *commands])
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        env=rig.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import hotfix_rig
 import pytest
-from hotfix_rig import HOTFIX, Rig, contents
-
-_MOUNT = "mount -t overlay overlay -o redirect_dir=off,lowerdir={0},upperdir={1},workdir={2} {0}"
+from bad_environments import in_container
+from hotfix_rig import HOTFIX, contents
 
 # Were a folder of the image to get a rename, the test would show nothing.
 _HAS_NO_RENAME = """
@@ -22,21 +20,6 @@ except OSError as error:
     sys.exit(error.errno != errno.EXDEV)
 sys.exit("was renamed")
 """
-
-
-def in_container(rig: Rig, layer: Path, *commands: str) -> subprocess.CompletedProcess[str]:
-    """Runs commands where the tree is an image's, and what they write goes to `layer`."""
-    for name in ("upper", "work"):
-        (layer / name).mkdir(parents=True)
-    mount = _MOUNT.format(rig.base, layer / "upper", layer / "work")
-    script = " && ".join([mount, *commands])
-    return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script],
-        env=rig.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def test_a_baked_hotfix_is_upgraded_and_reverted(tmp_path: Path) -> None:
