@@ -17,15 +17,16 @@ _BEGINNINGS = (
 )  # fmt: skip
 _LEAST = 256
 _HEAD = r"(?:data:image\\?/[\w.+-]{1,40}(?:;[\w.=+-]{1,40}){0,4};base64,\s*)?"
-_BREAK = r"(?:[ \t]*(?:\r?\n|\\r|\\n)[ \t]*)*"
-_BODY = rf"(?:(?:[A-Za-z0-9+/_=-]|\\/){_BREAK}){{{_LEAST}}}"
+_BREAK = r"(?:[ \t]*(?:\r?\n|\\r|\\n|\"\s*,\s*\")[ \t]*)*"
+_BODY = rf"(?:(?:[A-Za-z0-9+/_=-]|\\/|\\u002[fb]|%2[fb]){_BREAK}){{{_LEAST}}}"
 _IMAGE = re.compile(_HEAD + _BODY, re.IGNORECASE)
 
 
 def is_image(text: str) -> bool:
     """Whether the text holds the base64 of an image, at least 256 characters of it.
 
-    With or without `data:`, in lines or in one, as JSON strings have it, standard or url-safe.
+    With or without `data:`, in lines, also as a list of them, or in one, as JSON strings or URLs
+    have it, standard or url-safe.
     """
     for beginning in _BEGINNINGS:
         at = text.find(beginning)

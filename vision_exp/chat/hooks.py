@@ -222,12 +222,14 @@ def _preprocess_add_request(original: Any, self: Any, request: Any) -> Any:
 async def _answer_client_errors(
     original: Any, self: Any, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    from vllm.exceptions import VLLMValidationError
+
     try:
         if _is_vision(self):
             with _client_errors():
                 anthropic.check_images(request)
         return await original(self, request, *args, **kwargs)
-    except ValueError as error:  # as the other endpoints do
+    except (ValueError, VLLMValidationError) as error:  # as the other endpoints do
         if not _is_vision(self):
             raise
         return self.create_error_response(error)

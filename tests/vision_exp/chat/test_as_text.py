@@ -36,6 +36,9 @@ def forms(data: bytes) -> dict[str, str]:
         "url-safe": base64.urlsafe_b64encode(data).decode(),
         "JSON": json.dumps({"lines": textwrap.fill(plain, 76)}),
         "escaped slashes": json.dumps({"url": url}).replace("/", "\\/"),
+        "escaped base64": f"data:image/png;base64,{plain.replace('/', chr(92) + 'u002F')}",
+        "in a URL": f"data:image/png;base64,{plain.replace('/', '%2F').replace('+', '%2b')}",
+        "a list of lines": json.dumps(textwrap.wrap(plain, 76), indent=1),
         "in a sentence": f"see ![x]({url}) there",
     }
 
