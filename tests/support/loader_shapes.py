@@ -50,6 +50,9 @@ WRONG_EARLY = (
     'if re.fullmatch(r".*\\.(weight|bias|scale)", N) is None:\n    continue\n',
     "if not self._known(N):\n    continue\n",
     "if len(N) > 21:\n    continue\n",
+    "if len(N) == 21:\n    continue\n",
+    'if N[-3:] == "_vl":\n    continue\n',
+    'N = {"mtp.0.ffn.gate.bias": "mtp.0.ffn.gate.weight"}.get(N, N)\n',
     'is_bias = N.endswith(".bias")\nif not is_bias and ".gate." in N and "bias" in N:\n    continue\n',
     "kind = self.KINDS.get(N.split('.')[-1])\nif kind is None:\n    continue\n",
     'if N[-8:].count("_"):\n    continue\n',
@@ -67,6 +70,7 @@ RENAMES = (
     "N = self._renamed(N)\n",
     "N = renamed(N)\n",
     _GUARD.replace(f'"{OLD}"', "_OLD"),
+    _GUARD.replace(f'"{OLD}"', "self.GATE"),
     f"K = {_CALL}\nN = K\n",
     f'if "norm" in N:\n    N = N.replace("norm", "n")\nelse:\n    {textwrap.indent(_GUARD, "    ")[4:]}',
     f'if N.endswith("{OLD}"):\n    old = N\n    N = {_CALL}\n',
@@ -123,6 +127,7 @@ class Module:
 
 
 class Draft(Module):
+    GATE = "{old}"
     KINDS = {{"weight": 1, "bias": 2, "scale": 3}}
 
     def _mapped(self, name):
@@ -130,6 +135,9 @@ class Draft(Module):
         if found is None:
             return None
         return f"model.layers.{{3 + int(found.group(1))}}.{{found.group(2)}}"
+
+    def _in_other_checkpoints(self, name):
+        return name.replace("{old}", ".gate.bias")
 
     def _known(self, name):
         return name.split(".")[-1] in self.KINDS
