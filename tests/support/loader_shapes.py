@@ -60,7 +60,7 @@ WRONG_EARLY = (
     'if not N.endswith("_vl"):\n    size = w\nw = size\n',
     "if len(N) > 21 and w is not None:\n    continue\n",
     'N = N if not N.endswith("_vl") else "x"\n',
-    'N = {"mtp.0.ffn.gate.bias": "mtp.0.ffn.gate.weight"}.get(N, N)\n',
+    'if {"mtp.0.ffn.gate.bias_vl": True}.get(N):\n    continue\n',
     'is_bias = N.endswith(".bias")\nif not is_bias and ".gate." in N and "bias" in N:\n    continue\n',
     "kind = self.KINDS.get(N.split('.')[-1])\nif kind is None:\n    continue\n",
     'if N[-8:].count("_"):\n    continue\n',
