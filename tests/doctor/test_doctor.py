@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,16 @@ def test_evidence_that_differs(changed: dict[str, str], named: str) -> None:
     assert not found.good
     assert named in found.differences[0]
     assert len(found.differences) == 1
+
+
+@pytest.mark.parametrize(
+    "field", ["vllm", "plan", "overlay", "routing", "visibility", "eps", "platform"]
+)
+def test_evidence_agrees_in_every_field(field: str) -> None:
+    line = evidence(1, "A").replace("eps=", "platform=cuda eps=")
+    found = log.read(line + re.sub(rf"\b{field}=\S+", f"{field}=other", line))
+    assert not found.good
+    assert [told.split()[0] for told in found.differences] == [field]
 
 
 @pytest.mark.parametrize(

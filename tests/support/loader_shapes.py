@@ -32,6 +32,7 @@ EARLY = (  # in front of the rename
     'if N.endswith(".scale"):\n    N = N.removesuffix(".scale") + ".weight_scale"\n',
     "mapped = self._mapped(N)\nif mapped is None:\n    continue\nN = mapped\n",
     "N = inner(N)\n",
+    'if N.startswith("mtp."):\n    N = re.sub("^mtp", "mtp", N)\n',
     'for part, whole, shard in [("gate_up", "w1", 0), ("fused", "wq", 1)]:\n'
     "    if part not in N:\n        continue\n    N = N.replace(part, whole)\n    break\n",
     'is_layer = N.startswith("mtp.")\nif not is_layer:\n    continue\n',
@@ -50,6 +51,16 @@ WRONG_EARLY = (
     'if re.fullmatch(r".*\\.(weight|bias|scale)", N) is None:\n    continue\n',
     "if not self._known(N):\n    continue\n",
     "if len(N) > 21:\n    continue\n",
+    "if len(N) == 21:\n    continue\n",
+    'if N[-3:] == "_vl":\n    continue\n',
+    'try:\n    layer = int(N.split(".")[1])\nexcept ValueError:\n    N = N.removesuffix("_vl")\n',
+    'for each in re.findall("_vl", N):\n    w = None\n',
+    'if "0.ffn.gate.bias_vl" in N:\n    continue\n',
+    'if N.endswith((".norm", "_vl")):\n    continue\n',
+    'if not N.endswith("_vl"):\n    size = w\nw = size\n',
+    "if len(N) > 21 and w is not None:\n    continue\n",
+    'N = N if not N.endswith("_vl") else "x"\n',
+    'if {"mtp.0.ffn.gate.bias_vl": True}.get(N):\n    continue\n',
     'is_bias = N.endswith(".bias")\nif not is_bias and ".gate." in N and "bias" in N:\n    continue\n',
     "kind = self.KINDS.get(N.split('.')[-1])\nif kind is None:\n    continue\n",
     'if N[-8:].count("_"):\n    continue\n',
@@ -66,7 +77,9 @@ RENAMES = (
     f'if N.split(".")[-2:] == ["gate", "bias"]:\n    N = {_CALL}\n',
     "N = self._renamed(N)\n",
     "N = renamed(N)\n",
+    f"while True:\n    {textwrap.indent(_GUARD, '    ')[4:]}    break\n",
     _GUARD.replace(f'"{OLD}"', "_OLD"),
+    _GUARD.replace(f'"{OLD}"', "self.GATE"),
     f"K = {_CALL}\nN = K\n",
     f'if "norm" in N:\n    N = N.replace("norm", "n")\nelse:\n    {textwrap.indent(_GUARD, "    ")[4:]}',
     f'if N.endswith("{OLD}"):\n    old = N\n    N = {_CALL}\n',
@@ -123,6 +136,7 @@ class Module:
 
 
 class Draft(Module):
+    GATE = "{old}"
     KINDS = {{"weight": 1, "bias": 2, "scale": 3}}
 
     def _mapped(self, name):
@@ -130,6 +144,9 @@ class Draft(Module):
         if found is None:
             return None
         return f"model.layers.{{3 + int(found.group(1))}}.{{found.group(2)}}"
+
+    def _in_other_checkpoints(self, name):
+        return name.replace("{old}", ".gate.bias")
 
     def _known(self, name):
         return name.split(".")[-1] in self.KINDS
