@@ -1,8 +1,9 @@
 """b12x (forks for GB10 and SM120): wider rows of window indices in a prefill with an image.
 
-Its `_forward_prefill` hands the kernel a matrix of cache slots with a length per row, and a second
-one of compressed keys. It plans the kernel's scratch from the widths of both, so wider rows need
-only be in the metadata. That scratch is reserved while vLLM profiles; nothing larger is had later.
+Its prefill (`support.b12x_prefill`) hands the kernel a matrix of cache slots with a length per row,
+and a second one of compressed keys. It plans the kernel's scratch from the widths of both, so wider
+rows need only be in the metadata. That scratch is reserved while vLLM profiles; nothing larger is
+had later.
 """
 
 from __future__ import annotations

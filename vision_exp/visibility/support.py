@@ -125,12 +125,22 @@ def has_attr(module: Any, name: str) -> bool:
     return found is not None
 
 
+def b12x_prefill(found: type) -> str | None:
+    """The method by which a fork's b12x class hands its kernel the rows of a prefill.
+
+    Its own: most branches leave the one that is inherited from FlashMLA's class uncalled.
+    """
+    names = ("_forward_b12x_prefill", "_forward_prefill")
+    return next((name for name in names if name in vars(found)), None)
+
+
 def b12x_reason(class_name: str, module: Any) -> str | None:
     """Why layers of a fork's b12x class cannot widen image rows, or None if they can."""
-    for name in ("_forward_prefill", B12X_RESERVES[class_name]):
-        if not has_attr(module, f"{class_name}.{name}"):
-            return f"b12x-attention-lacks-{name}"
-    return None
+    found = getattr(module, class_name, None)
+    if found is None or b12x_prefill(found) is None:
+        return "b12x-attention-lacks-_forward_prefill"
+    name = B12X_RESERVES[class_name]
+    return None if has_attr(found, name) else f"b12x-attention-lacks-{name}"
 
 
 def flashinfer_reason(class_name: str, vllm_config: Any) -> str | None:

@@ -12,7 +12,7 @@ import torch
 import wheel_files
 
 from vision_exp.engine.spans import ImageSpan
-from vision_exp.visibility import hooks, spans
+from vision_exp.visibility import b12x, hooks, spans, support
 
 WINDOW, IMAGE, NOPE, DIM = 128, 384, 448, 512
 REFERENCE = "b12x/attention/_shared/mla/compressed_reference.py"
@@ -124,6 +124,34 @@ def test_a_step_of_text_gets_its_own_metadata() -> None:
     stock = Metadata(*([None] * 5))  # type: ignore[list-item]
     given = hooks._prefill_b12x(lambda _, swa_metadata: swa_metadata, None, swa_metadata=stock)
     assert given is stock
+
+
+class FlashMLA:
+    def _forward_prefill(self, swa_metadata: Any) -> Any:
+        raise AssertionError("FlashMLA's own, which the forward of b12x does not call")
+
+    def _reserve_dummy_compressed_mla_scratch(self, q: str) -> None: ...
+
+
+@pytest.mark.parametrize("own", ["_forward_b12x_prefill", "_forward_prefill", None])
+def test_the_prefill_that_the_class_calls_is_wrapped(
+    monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    """Most branches leave the inherited method as it is, and call another one."""
+    methods = {own: lambda self, swa_metadata: swa_metadata} if own else {}
+    module: Any = ModuleType("b12x")
+    module.DeepseekV4B12xMLAAttention = type("Fork", (FlashMLA,), methods)
+    reason = support.b12x_reason("DeepseekV4B12xMLAAttention", module)
+    hooks._wrap_b12x(module)
+    if own is None:
+        assert reason == "b12x-attention-lacks-_forward_prefill"
+        return
+    assert reason is None
+    monkeypatch.setattr(hooks, "_note", lambda layer: None)
+    monkeypatch.setattr(spans, "get", lambda metadata: "an image")
+    monkeypatch.setattr(b12x, "widened", lambda seen, metadata: (seen, metadata))
+    given = getattr(module.DeepseekV4B12xMLAAttention(), own)(swa_metadata="rows")
+    assert given == ("an image", "rows")
 
 
 @pytest.mark.parametrize(
