@@ -55,6 +55,8 @@ class Runs:
             env=self.environment(HANGS=script),
             stdout=subprocess.DEVNULL,
             start_new_session=True,
+            # A shell's background job, as this test may be part of, ignores it, and so would bash.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         until = time.monotonic() + 30
         while not (mark.exists() and mark.read_text().strip()) and time.monotonic() < until:
