@@ -18,11 +18,16 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups first, those of a vLLM ahead: a long one that begins late leaves the others idle."""
+    """Groups first, those of a vLLM ahead: a long one that begins late leaves the others idle.
+
+    So do single tests of many kills or steps: they come before the many short ones.
+    """
 
     def place(item: pytest.Item) -> int:
         mark = item.get_closest_marker("xdist_group")
-        return 2 if mark is None else int(not str(mark.args[0]).startswith("vllm-"))
+        if mark is not None:
+            return int(not str(mark.args[0]).startswith("vllm-"))
+        return 2 if item.path.parent.name == "writing" else 3
 
     items.sort(key=place)
 
