@@ -40,11 +40,9 @@ REQUIRES = (
     "block_size, is_valid_token)} since 0.24",
     "vllm.models.deepseek_v4.nvidia.b12x:DeepseekV4B12xAttention.{"
     "_forward_prefill(swa_metadata), _reserve_profile_workspace(q)} since 0.24 optional",
-    "vllm.models.deepseek_v4.nvidia.b12x:DeepseekV4B12xMLAAttention._forward_b12x_prefill("
-    "swa_metadata) | vllm.models.deepseek_v4.nvidia.b12x:DeepseekV4B12xMLAAttention."
-    "_forward_prefill(swa_metadata) since 0.24 optional",
-    "vllm.models.deepseek_v4.nvidia.b12x:DeepseekV4B12xMLAAttention."
-    "_reserve_dummy_compressed_mla_scratch(q) since 0.24 optional",
+    "vllm.models.deepseek_v4.nvidia.b12x:DeepseekV4B12xMLAAttention.{"
+    "_forward_b12x_prefill(swa_metadata), _forward_prefill(swa_metadata), "
+    "_reserve_dummy_compressed_mla_scratch(q)} since 0.24 optional",
     "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferMLAAttention._forward(q, "
     "kv_cache, swa_k_cache, swa_metadata, attn_metadata, output) since 0.24 optional",
     "vllm.models.deepseek_v4.nvidia.flashinfer_sparse:DeepseekV4FlashInferSM120Attention.{"
@@ -240,11 +238,17 @@ def _forward_sm100(original: Callable[..., Any], layer: Any, **kwargs: Any) -> N
 
 
 def _wrap_b12x(module: ModuleType) -> None:
-    for class_name, reserve in support.B12X_RESERVES.items():
-        if support.b12x_reason(class_name, module) is None:
-            found = getattr(module, class_name)
-            patching.wrap(found, str(support.b12x_prefill(found)), _prefill_b12x)
-            patching.wrap(found, reserve, _reserve_b12x)
+    if support.b12x_reason("DeepseekV4B12xMLAAttention", module) is None:
+        early = module.DeepseekV4B12xMLAAttention
+        if support.b12x_prefill(early) == "_forward_b12x_prefill":
+            patching.wrap(early, "_forward_b12x_prefill", _prefill_b12x)
+        else:
+            patching.wrap(early, "_forward_prefill", _prefill_b12x)
+        patching.wrap(early, "_reserve_dummy_compressed_mla_scratch", _reserve_b12x)
+    if support.b12x_reason("DeepseekV4B12xAttention", module) is None:
+        late = module.DeepseekV4B12xAttention
+        patching.wrap(late, "_forward_prefill", _prefill_b12x)
+        patching.wrap(late, "_reserve_profile_workspace", _reserve_b12x)
 
 
 def _prefill_b12x(
