@@ -95,7 +95,7 @@ def _assess_once(
     if other := shadow(target.root):
         notes += (
             f"{other} is another vLLM: `python3 -m` imports that one in this folder, not the one "
-            "told of here; start the server in another folder",
+            "described here; start the server in another folder",
         )
     return Assessment(plan, found, detail, notes, staged)
 

@@ -153,7 +153,7 @@ def test_evidence_agrees_in_every_field(field: str) -> None:
     line = evidence(1, "A").replace("eps=", "platform=cuda eps=")
     found = log.read(line + re.sub(rf"\b{field}=\S+", f"{field}=other", line))
     assert not found.good
-    assert [told.split()[0] for told in found.differences] == [field]
+    assert [words.split()[0] for words in found.differences] == [field]
 
 
 @pytest.mark.parametrize(

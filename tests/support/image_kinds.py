@@ -74,7 +74,7 @@ def without_adobe(data: bytes) -> bytes:
     return data[:at] + data[at + 2 + int.from_bytes(data[at + 2 : at + 4], "big") :]
 
 
-def turned(kind: str) -> bytes:
+def oriented(kind: str) -> bytes:
     """White beside black, stored on its side, black above: upright, its first row has both."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -142,7 +142,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "PNG, grey with alpha": lambda: saved(grey_with_alpha("LA"), "PNG"),
     "PNG, palette": palette,
     "PNG, palette with transparency": lambda: palette(transparency=b"\xff\xff\x80\x00"),
-    "PNG with EXIF orientation": lambda: turned("PNG"),
+    "PNG with EXIF orientation": lambda: oriented("PNG"),
     "PNG with a colour profile": lambda: saved(made("RGB", COLOURS), "PNG", icc_profile=profile()),
     "PNG without its end (IEND)": lambda: saved(made("RGB", COLOURS), "PNG")[:-12],
     "PNG, damaged pixels": lambda: broken(saved(made("RGB", COLOURS), "PNG")),
@@ -151,7 +151,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "JPEG, RGB as YCbCr": lambda: saved(plain("RGB", "red"), "JPEG"),
     "JPEG, CMYK with Adobe's marker": lambda: saved(plain("CMYK", (0, 255, 255, 0)), "JPEG"),
     "JPEG, CMYK without it": lambda: without_adobe(saved(plain("CMYK", (0, 255, 255, 0)), "JPEG")),
-    "JPEG with EXIF orientation": lambda: turned("JPEG"),
+    "JPEG with EXIF orientation": lambda: oriented("JPEG"),
     "JPEG, progressive, cut off": lambda: saved(plain("RGB", "red"), "JPEG", progressive=True)[
         :-20
     ],
@@ -161,7 +161,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "WebP, animated": lambda: frames("WEBP", lossless=True),
     "WebP, cut off": lambda: saved(plain("RGB", "red"), "WEBP", lossless=True)[:-2],
     "WebP, RGBA": lambda: saved(made("RGBA", CLEAR), "WEBP", lossless=True),
-    "WebP with EXIF orientation": lambda: turned("WEBP"),
+    "WebP with EXIF orientation": lambda: oriented("WEBP"),
     "AVIF": lambda: saved(plain("RGB", "white"), "AVIF"),
     "BMP with alpha": lambda: bmp(CLEAR[0, :, 3].tobytes()),
     "BMP with an alpha that is 0 everywhere": lambda: bmp(bytes(4)),

@@ -43,10 +43,10 @@ def check_images(request: Any) -> None:
 def _holds_image(value: Any) -> bool:
     """Whether a block that vLLM leaves out, such as a document, holds an image at any depth."""
     if isinstance(value, Mapping):
-        told = (str(value.get(key)).lower() for key in ("media_type", "url"))
+        texts = (str(value.get(key)).lower() for key in ("media_type", "url"))
         return (
             value.get("type") in _IMAGES
-            or any(text.startswith(("image/", "data:image/")) for text in told)
+            or any(text.startswith(("image/", "data:image/")) for text in texts)
             or any(map(_holds_image, value.values()))
         )
     return isinstance(value, list) and any(map(_holds_image, value))

@@ -93,7 +93,7 @@ def encode(pieces: Iterator[str | int], encode_text: Encode) -> tuple[list[int],
             continue
         encoded = encode_text(piece)
         if not RESERVED_IDS.isdisjoint(encoded):
-            raise RuntimeError("the tokenizer turned text into a token reserved for images")
+            raise RuntimeError("the tokenizer made text into a token reserved for images")
         ids += encoded
     return ids, images
 

@@ -15,8 +15,8 @@ It is left where it would lose the image: values beyond a byte are scaled, not c
 premultiplied modes keep their alpha; an alpha channel of BMP and TGA that is zero everywhere was
 never meant.
 
-An image of more than a few megabytes is converted and turned in strips: beside it there is only the
-result.
+An image of more than a few megabytes is converted and transposed in strips: beside it there
+is only the result.
 """
 
 from __future__ import annotations
@@ -146,12 +146,12 @@ def _alpha_is_unused(image: Image.Image) -> bool:
 
 def _wide(image: Image.Image, background: Colour) -> Conversion:
     """Grey of more than 8 bit. Raises ValueError where its values have no known range."""
-    turned = image.mode.startswith("I;16") and _zero_is_white(image)
+    inverted = image.mode.startswith("I;16") and _zero_is_white(image)
     clear = image.info.get("transparency")
 
     def values(strip: Image.Image) -> np.ndarray:
         found = np.asarray(strip)
-        return 65535 - found if turned else found
+        return 65535 - found if inverted else found
 
     parts = (values(strip) for _, strip in _strips(image, _strip_rows(image)))
     ends = [(part.min(), part.max()) for part in parts]

@@ -201,7 +201,7 @@ async def unaccepted(session: Session) -> Verdict:
     body = {"model": session.model, "messages": [{"role": "user", "content": parts}]}
     try:
         counted = (await session.fetch(COUNT, body))[0].decode(errors="replace")[:80]
-    except Refused as error:  # no such address: nothing is spoilt
+    except Refused as error:  # no such address: nothing is affected
         counted = error.reply
     early = await session.cancel_early(contents[2])
     answers = [(index, await session.ask(each)) for index, each in enumerate(contents)]

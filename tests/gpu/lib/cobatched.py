@@ -138,5 +138,5 @@ def same_rows(
 
 def _largest(one: torch.Tensor, two: torch.Tensor, rows: torch.Tensor) -> float:
     errors = row_error(one[rows], two[rows])
-    # A NaN is no small error: max() would let it pass a comparison with the limit turned round.
+    # A NaN is no small error: max() would let it pass a comparison with the limit inverted.
     return float(errors.nan_to_num(float("inf")).max()) if errors.numel() else 0.0

@@ -1,4 +1,4 @@
-"""Large images are converted and turned in strips: the same pixels, and no size is too large."""
+"""Large images are converted and transposed in strips: the same pixels, no size too large."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sample(mode: str, orientation: int) -> Image.Image:
 def test_strips_give_what_one_piece_gives(mode, monkeypatch) -> None:
     for orientation in range(1, 9):
         whole = to_rgb(sample(mode, orientation))
-        assert whole.mode == "RGB" and to_rgb(whole) is whole  # not turned again
+        assert whole.mode == "RGB" and to_rgb(whole) is whole  # not transposed again
         for rows in (7, 22):
             monkeypatch.setattr(convert, "STRIP", rows * 31 * 4)
             image = sample(mode, orientation)

@@ -30,19 +30,19 @@ def vllm_image(request):
 
 @pytest.mark.parametrize("tag", range(1, 9))
 def test_exif_orientation(tag):
-    """A file, and the same image turned by hand, give equal patches; the grid follows."""
+    """A file, and the same image transposed by hand, give equal patches; the grid follows."""
     exif = Image.Exif()
     exif[0x0112] = tag
     buffer = BytesIO()
     noise(240, 160).save(buffer, "PNG", exif=exif)
     stored = Image.open(buffer)
     ours = image_to_patches(stored, CONFIG)
-    turned = ImageOps.exif_transpose(Image.open(buffer))
-    assert turned.size == ((240, 160) if tag < 5 else (160, 240))
-    assert ours.vit_grid == vit_grid_for(*turned.size, CONFIG)
-    plain = Image.frombytes("RGB", turned.size, turned.tobytes())
+    upright = ImageOps.exif_transpose(Image.open(buffer))
+    assert upright.size == ((240, 160) if tag < 5 else (160, 240))
+    assert ours.vit_grid == vit_grid_for(*upright.size, CONFIG)
+    plain = Image.frombytes("RGB", upright.size, upright.tobytes())
     assert torch.equal(ours.patches, image_to_patches(plain, CONFIG).patches)
-    assert torch.equal(ours.patches, image_to_patches(turned, CONFIG).patches)  # turned once
+    assert torch.equal(ours.patches, image_to_patches(upright, CONFIG).patches)  # transposed once
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")

@@ -147,7 +147,7 @@ def check_a_connector_of_its_own(server: Server) -> None:
 
 
 def damaged(data: bytes) -> bytes:
-    """One bit in the middle turned round."""
+    """One bit in the middle flipped."""
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1 :]
 

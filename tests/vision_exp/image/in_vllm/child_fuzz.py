@@ -60,7 +60,7 @@ def noise(rng: random.Random, mode: str, width: int, height: int) -> Image.Image
 
 
 def sources(rng: random.Random) -> list[bytes]:
-    """Small files of every format and mode that this Pillow can write, some turned by EXIF."""
+    """Small files of every format and mode that this Pillow can write, some with an orientation."""
     files = []
     for kind, modes in FORMATS.items():
         if kind == "JPEG2000" and not features.check("jpg_2000"):

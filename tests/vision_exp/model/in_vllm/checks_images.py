@@ -15,24 +15,24 @@ from rig_model import Rig, noise
 
 
 def images() -> Iterator[tuple[str, Image.Image]]:
-    """Every mode that Pillow converts to RGB, see-through ones, turned ones, and a file."""
+    """Every mode that Pillow converts to RGB, transparent, with an orientation, and a file."""
     image = noise(31, 17)
     for mode in ("RGB", "L", "1", "P", "CMYK", "YCbCr", "HSV", "I", "F", "RGBA", "LA"):
         yield mode, image.convert(mode)
     for mode in ("RGBA", "LA"):
         layer = image.convert(mode)
         layer.putalpha(noise(31, 17, seed=1).convert("L"))
-        yield f"{mode}, see-through", layer
+        yield f"{mode}, transparent", layer
     for mode in ("P", "L", "RGB"):
         clear = image.convert(mode)
         clear.info["transparency"] = (0, 0, 0) if mode == "RGB" else 7
         yield f"{mode} with a transparent colour", clear
     for orientation in range(1, 10):
-        turned = image.copy()
-        turned.getexif()[ExifTags.Base.Orientation] = orientation
-        yield f"orientation {orientation}", turned
+        oriented = image.copy()
+        oriented.getexif()[ExifTags.Base.Orientation] = orientation
+        yield f"orientation {orientation}", oriented
         file = io.BytesIO()
-        image.save(file, "JPEG", exif=turned.getexif())
+        image.save(file, "JPEG", exif=oriented.getexif())
         yield f"JPEG, orientation {orientation}", Image.open(file)
 
 
