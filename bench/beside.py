@@ -89,8 +89,11 @@ class Line:
     def verdict(self) -> str:
         if self.reached is None:
             return "told"
-        low, high = self.low or 0.0, self.high or math.inf
-        inside = self.pairs > 1 and low < (self.goal or 0) < high
+        inside = (
+            self.low is not None
+            and self.high is not None
+            and self.low < (self.goal or 0) < self.high
+        )
         words = "reached" if self.reached else "MISSED"
         words += " (the interval holds the goal)" if inside else ""
         return words if self.pairs >= WANTED or self.unit == "B" else f"{words}, {self.pairs} runs"

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 
 from vision_exp.visibility import spans
-from vision_exp.visibility.sm120 import slices
+from vision_exp.visibility.sm120 import HEAD_DIM, slices
 from vision_exp.visibility.spans import ImageVisibility, RowSpan
 
 SM100_KEYS = 1 << 14  # most compressed keys that are copied for one call, 16 MiB of BF16
-HEAD_DIM = 512
 
 
 def attend_sm100(layer: Any, visibility: ImageVisibility, **kwargs: Any) -> None:

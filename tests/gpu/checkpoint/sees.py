@@ -251,6 +251,20 @@ def by_question(order: Sequence[Asked], given: Sequence[int]) -> dict[str, Score
     return found
 
 
+def reach_goals(scores: dict[str, Score]) -> bool:
+    """Whether every question was asked and reaches its goal."""
+    goals = {question.name: question.goal for question in QUESTIONS}
+    return len(scores) == len(goals) and all(s.right >= goals[n] for n, s in scores.items())
+
+
+def answer_words(asked: Sequence[Asked], given: Sequence[tuple[int, ...]]) -> str:
+    """Scores of greedy tokens, the answer and the end token, and how many end."""
+    scores = by_question(asked, [tokens[0] for tokens in given])
+    ended = sum(tokens[1:] == (sights.END_TOKEN,) for tokens in given) / len(given)
+    words = "; ".join(f"{name} {each.words()}" for name, each in scores.items())
+    return f"{words}; {ended:.1%} end after the answer"
+
+
 def controlled(
     model: ReferenceLM, eyes: Eyes, asked: Sequence[Asked], plan: Plan
 ) -> dict[str, dict[str, float]]:

@@ -6,8 +6,6 @@ off; eight texts of the same kinds beside them show what two releases differ by 
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import urllib.request
 import uuid
@@ -15,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpu.jobs.checks_server import data_url
 from gpu.lib.answers import PROBED, distance, spread
-from gpu.lib.rig import Report, random_image
+from gpu.lib.rig import Report
 
 GOLDENS = Path(__file__).resolve().parents[2] / "goldens" / "image_layout.json"
 PROMPTS, TEXTS = 40, 8
@@ -48,12 +47,6 @@ class First:
     row: dict[int, float]
 
 
-def url_of(width: int, height: int, seed: int) -> str:
-    sink = io.BytesIO()
-    random_image(width, height, seed).save(sink, format="PNG", compress_level=1)
-    return "data:image/png;base64," + base64.b64encode(sink.getvalue()).decode()
-
-
 def prompts() -> list[Prompt]:
     """The 40: prompt i begins with the goldens' size i, so that each size is met."""
     sizes = [(one["width"], one["height"]) for one in json.loads(GOLDENS.read_text())["images"]]
@@ -71,7 +64,7 @@ def prompt(index: int, sizes: list[tuple[int, int]]) -> Prompt:
     """Of ``index``'s bits: text before or after the images, turns, tools, thinking."""
     turns, tools, thinking = (bool((index // 4) >> bit & 1) for bit in range(3))
     images = [
-        {"type": "image_url", "image_url": {"url": url_of(*size, seed=1000 * index + k)}}
+        {"type": "image_url", "image_url": {"url": data_url(*size, seed=1000 * index + k)}}
         for k, size in enumerate(sizes)
     ]
     asked = {"type": "text", "text": f"Number {index}: what is shown?"}

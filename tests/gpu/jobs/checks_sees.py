@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from gpu.checkpoint.sees import by_question, read_recipe
+from gpu.checkpoint.sees import answer_words, by_question, reach_goals, read_recipe
 from gpu.jobs.checks_visibility import causal
 from gpu.lib import sights
 from gpu.lib.accuracy import as_alone, differing
@@ -73,12 +73,6 @@ class Questions:
             found += self.answers(asked[start : start + size], **changes)
         return found
 
-    def words(self, asked: Sequence[Asked], given: Sequence[tuple[int, ...]]) -> str:
-        scores = by_question(asked, [tokens[0] for tokens in given])
-        ended = sum(tokens[1:] == (sights.END_TOKEN,) for tokens in given) / len(given)
-        words = "; ".join(f"{name} {each.words()}" for name, each in scores.items())
-        return f"{words}; {ended:.1%} end after the answer"
-
     def take_alone(self, until: float) -> tuple[bool, str]:
         """Accuracy of one request at a time. Good where every question reaches its goal."""
         for start in range(0, len(self.asked), len(QUESTIONS)):
@@ -88,11 +82,9 @@ class Questions:
                 self.alone += self.answers([each])
         asked = self.asked[: len(self.alone)]
         scores = by_question(asked, [tokens[0] for tokens in self.alone])
-        goals = {question.name: question.goal for question in QUESTIONS}
-        good = len(scores) == len(goals) and all(s.right >= goals[n] for n, s in scores.items())
         left = len(self.asked) - len(asked)
         reached = f"; {left} questions were not reached" if left else ""
-        return good, self.words(asked, self.alone) + reached
+        return reach_goals(scores), answer_words(asked, self.alone) + reached
 
     def take_repeats(self) -> tuple[bool | None, str]:
         count = min(SOME, len(self.alone))
@@ -109,7 +101,7 @@ class Questions:
             given = ask(asked)
             share = differing(self.alone[: len(asked)], given)
             words = f"{share:.1%} of {len(asked)} answers differ from alone"
-            return as_alone(share, self.repeats), f"{words}; {self.words(asked, given)}"
+            return as_alone(share, self.repeats), f"{words}; {answer_words(asked, given)}"
 
         return check
 
@@ -123,7 +115,7 @@ class Questions:
             right = by_question(asked, [tokens[0] for tokens in self.alone[: len(asked)]])
             wrong = by_question(asked, [tokens[0] for tokens in given])
             worse = max(right[name].right - wrong[name].right for name in right)
-            return worse > 0.1, f"worse by up to {worse:.1%}; {self.words(asked, given)}"
+            return worse > 0.1, f"worse by up to {worse:.1%}; {answer_words(asked, given)}"
 
         return check
 

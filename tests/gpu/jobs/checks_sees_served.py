@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import httpx
-from gpu.checkpoint.sees import by_question, read_recipe
+from gpu.checkpoint.sees import answer_words, by_question, reach_goals, read_recipe
 from gpu.jobs.checks_beside import SIDES, arguments, log, trees
+from gpu.jobs.checks_server import encoded
 from gpu.lib import sights
 from gpu.lib.accuracy import as_alone, as_right, differing
 from gpu.lib.rig import Report
@@ -37,7 +38,7 @@ CLIENTS = (8, 32)
 def messages(each: Asked, pictures: Sequence[Sight], earlier: bool) -> list[dict[str, Any]]:
     """A chat: pictures and question in one message, or the pictures in an earlier turn."""
     shown = [
-        {"type": "image_url", "image_url": {"url": pictures[number].url()}}
+        {"type": "image_url", "image_url": {"url": encoded(pictures[number].image)}}
         for number in each.sights
     ]
     question = {"type": "text", "text": each.question.wording}
@@ -54,7 +55,7 @@ async def answers(
     url: str, asked: Sequence[Asked], pictures: Sequence[Sight], clients: int, earlier: bool = False
 ) -> list[tuple[int, ...]]:
     """Greedy tokens of each question, ``clients`` at a time. Raises httpx.HTTPError."""
-    turn = asyncio.Semaphore(clients)
+    limit = asyncio.Semaphore(clients)
 
     async def ask(client: httpx.AsyncClient, each: Asked) -> tuple[int, ...]:
         body = {
@@ -65,17 +66,12 @@ async def answers(
             "return_token_ids": True,
             "cache_salt": uuid.uuid4().hex,
         }
-        async with turn:
+        async with limit:
             reply = await client.post(f"{url}/v1/chat/completions", json=body)
             return tuple(reply.raise_for_status().json()["choices"][0]["token_ids"])
 
     async with httpx.AsyncClient(timeout=60) as client:
         return await asyncio.gather(*(ask(client, each) for each in asked))
-
-
-def words(asked: Sequence[Asked], given: Sequence[tuple[int, ...]]) -> str:
-    scores = by_question(asked, [tokens[0] for tokens in given])
-    return "; ".join(f"{name} {each.words()}" for name, each in scores.items())
 
 
 class Side:
@@ -84,7 +80,6 @@ class Side:
     def __init__(self, name: str, url: str, asked: Sequence[Asked], pictures: Sequence[Sight]):
         self.name, self.url, self.asked, self.pictures = name, url, list(asked), pictures
         self.alone: list[tuple[int, ...]] = []
-        self.earlier: list[tuple[int, ...]] = []
         self.repeats = 0.0
 
     def ask(self, count: int, clients: int, earlier: bool = False) -> list[tuple[int, ...]]:
@@ -93,9 +88,7 @@ class Side:
     def take_alone(self) -> tuple[bool, str]:
         self.alone = self.ask(len(self.asked), 1)
         scores = by_question(self.asked, [tokens[0] for tokens in self.alone])
-        goals = {question.name: question.goal for question in sights.QUESTIONS}
-        good = len(scores) == len(goals) and all(s.right >= goals[n] for n, s in scores.items())
-        return good, words(self.asked, self.alone)
+        return reach_goals(scores), answer_words(self.asked, self.alone)
 
     def take_repeats(self) -> tuple[None, str]:
         self.repeats = differing(self.alone[:SOME], self.ask(SOME, 1))
@@ -104,15 +97,15 @@ class Side:
     def at_once(self, clients: int) -> tuple[bool, str]:
         given = self.ask(SOME, clients)
         share = differing(self.alone[:SOME], given)
-        told = f"{share:.1%} of {SOME} answers differ from alone"
-        return as_alone(share, self.repeats), f"{told}; {words(self.asked[:SOME], given)}"
+        detail = f"{share:.1%} of {SOME} answers differ from alone"
+        return as_alone(share, self.repeats), f"{detail}; {answer_words(self.asked[:SOME], given)}"
 
     def in_an_earlier_turn(self) -> tuple[bool, str]:
         """No such prompt was fitted: what counts is that 32 at once are answered as one is."""
-        self.earlier = self.ask(SOME, 1, earlier=True)
-        share = differing(self.earlier, self.ask(SOME, CLIENTS[-1], earlier=True))
-        told = f"{share:.1%} of {SOME} answers differ between one and {CLIENTS[-1]} clients"
-        return as_alone(share, self.repeats), f"{told}; {words(self.asked[:SOME], self.earlier)}"
+        alone = self.ask(SOME, 1, earlier=True)
+        share = differing(alone, self.ask(SOME, CLIENTS[-1], earlier=True))
+        detail = f"{share:.1%} of {SOME} answers differ between one and {CLIENTS[-1]} clients"
+        return as_alone(share, self.repeats), f"{detail}; {answer_words(self.asked[:SOME], alone)}"
 
 
 def beside(ours: Side, native: Side) -> tuple[bool, str]:
@@ -127,9 +120,9 @@ def beside(ours: Side, native: Side) -> tuple[bool, str]:
         sum(a and not b for a, b in zip(one, two, strict=True))
         for one, two in ((mine, theirs), (theirs, mine))
     )
-    told = f"{equal:.1%} of {len(right)} answers equal native's; right on one side alone: "
-    told += f"{only_ours} here, {only_native} there"
-    return as_right(only_ours, only_native), told
+    detail = f"{equal:.1%} of {len(right)} answers equal native's; right on one side alone: "
+    detail += f"{only_ours} here, {only_native} there"
+    return as_right(only_ours, only_native), detail
 
 
 def main() -> int:

@@ -6,8 +6,6 @@ no cell of it is flat; the shape has one of eight colours, four kinds, and lies 
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,12 +42,6 @@ class Sight:
     colour: str
     kind: int
     cell: int
-
-    def url(self) -> str:
-        """The picture as a PNG in a data URL."""
-        sink = io.BytesIO()
-        self.image.save(sink, format="PNG", compress_level=1)
-        return "data:image/png;base64," + base64.b64encode(sink.getvalue()).decode()
 
 
 @dataclass(frozen=True)
